@@ -1,0 +1,133 @@
+"""What a person reads: whole lines in a pipe, a bar on a terminal, and run.log in both cases."""
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from unirl.core.errors import UnirlError
+from unirl.core.types import SamplingParams
+from unirl.tracking.console import ConsoleSink, eval_line, rollout_line, setup_logging, summary
+from unirl.tracking.tracker import Row, Tracker
+
+METRICS = {
+    "rollout/reward_mean": 0.5123,
+    "train/loss": 0.00312,
+    "train/grad_norm": 0.8214,
+    "train/lr": 3e-4,
+    "train/ratio_mean": 1.0,
+    "train/ratio_std": 3.1e-5,
+    "train/clip_fraction": 0.12,
+}
+ROLLOUT = Row("rollout", 11, 12, METRICS)
+EVAL = Row("eval", 12, 12, {"eval/reward_mean": 0.53, "eval/ocr_mean": 1.0})
+EVAL_SAMPLING = SamplingParams(
+    num_inference_steps=8, guidance_scale=1.0, height=16, width=32, eta=0.0, kernel="flow"
+)
+
+
+@pytest.fixture(autouse=True)
+def unirl_logger_as_before():
+    log = logging.getLogger("unirl")
+    handlers, level = list(log.handlers), log.level
+    yield
+    for handler in set(log.handlers) - set(handlers):
+        handler.close()
+    log.handlers[:] = handlers
+    log.setLevel(level)
+
+
+def show(tmp_path, terminal: bool, rows=(ROLLOUT, EVAL), width=80) -> str:
+    """What the console received."""
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=width)
+    setup_logging(tmp_path, console)
+    sink = ConsoleSink(console, 100, 11, EVAL_SAMPLING, eval_samples_per_prompt=4)
+    with Tracker([sink]) as tracker:
+        for row in rows:
+            tracker.log(row)
+        logging.getLogger("unirl.residency").info("lifecycle residency: train offload")
+    return output.getvalue()
+
+
+def test_a_pipe_gets_one_unbroken_line_per_row(tmp_path):
+    assert show(tmp_path, terminal=False).splitlines() == [
+        "rollout 12/100  reward=0.512 loss=0.00312 gn=0.821 lr=3.0e-04 ratio=1±3.1e-05 clip=0.12",
+        "EVAL step 12 (4 samples/prompt, 8 steps, 32x16, cfg=1 eta=0) reward_mean=0.53 ocr_mean=1",
+        "lifecycle residency: train offload",
+    ]
+
+
+def test_a_terminal_gets_a_bar_with_the_numbers_that_fits_80_columns(tmp_path):
+    text = show(tmp_path, terminal=True)
+    for part in ("12/100", "reward=0.512", "ratio=1", "clip=0.12", "left", "EVAL step 12"):
+        assert part in text
+    assert "…" not in text
+    assert "loss=" not in text, "the rollout's line would scroll the bar away"
+    assert "lifecycle residency: train offload" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_run_log_keeps_everything(tmp_path, terminal):
+    show(tmp_path, terminal)
+    text = (tmp_path / "run.log").read_text()
+    for part in ("INFO rollout 12/100  reward=0.512", "INFO EVAL step 12", "lifecycle residency"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("mean", "shown"),
+    [
+        (1.0, "ratio=1±"),
+        (1 + 1e-6, "ratio=1+1.0e-06±"),
+        (1 + 2e-6, "ratio=1+2.0e-06±"),
+        (1 - 3e-9, "ratio=1-3.0e-09±"),
+        (1.2345, "ratio=1.2345±"),
+        (float("nan"), "ratio=nan±"),
+    ],
+)
+def test_ratios_near_one_show_their_deviation(mean, shown):
+    row = Row("rollout", 0, 1, METRICS | {"train/ratio_mean": mean})
+    assert shown in rollout_line(row, 10)
+
+
+def test_a_line_shows_only_what_was_measured():
+    row = Row("rollout", 0, 1, {"rollout/reward_mean": 0.5, "train/loss": 2.0})
+    assert rollout_line(row, 10) == "rollout 1/10  reward=0.500 loss=2"
+    assert eval_line(Row("eval", 0, 0, {}), "8 steps") == "EVAL step 0 (8 steps) "
+
+
+def test_the_summary_is_an_aligned_table_of_before_and_after(tmp_path):
+    output = io.StringIO()
+    setup_logging(tmp_path, Console(file=output, force_terminal=False))
+    before = {"eval/ocr_mean": 0.45, "eval/judge_exact_read_mean": 0.2, "eval/num_samples": 64.0}
+    after = before | {"eval/ocr_mean": 0.88, "eval/judge_exact_read_mean": 0.15}
+    summary(before, after, tmp_path)
+    *_, ocr, judge, place = output.getvalue().splitlines()
+    assert ocr.split() == ["eval/ocr_mean", "0.4500", "->", "0.8800", "+0.4300"]
+    assert judge.split()[-1] == "-0.0500"
+    assert len(ocr) == len(judge)
+    assert "num_samples" not in output.getvalue()
+    assert str(tmp_path) in place
+
+
+def test_markup_in_a_message_is_printed_as_it_is(tmp_path):
+    output = io.StringIO()
+    setup_logging(tmp_path, Console(file=output, force_terminal=False))
+    logging.getLogger("unirl.data").warning("prompt [red]cat[/red] %s", "[/]")
+    assert output.getvalue() == "warning: prompt [red]cat[/red] [/]\n"
+
+
+def test_setting_up_twice_prints_once(tmp_path):
+    outputs = [io.StringIO(), io.StringIO()]
+    for number, output in enumerate(outputs):
+        setup_logging(tmp_path / str(number), Console(file=output, force_terminal=False))
+    logging.getLogger("unirl").info("hello")
+    assert [output.getvalue() for output in outputs] == ["", "hello\n"]
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UnirlError, match=r"file/run/run\.log cannot be written"):
+        setup_logging(tmp_path / "file" / "run", Console(file=io.StringIO()))

@@ -1,0 +1,144 @@
+"""`unirl check`: every problem of a recipe at once, or a summary of what the run would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from unirl.checkpoint.store import find_checkpoint
+from unirl.cli.compose import compose_and_check
+from unirl.config.components import absent_packages, engine_capabilities, sync_name
+from unirl.config.problem import Problem, config_error
+from unirl.config.resources import resolve_path
+from unirl.config.schema import RunConfig
+from unirl.core.errors import CheckpointError, DataError
+from unirl.data.prompts import load_prompts
+
+
+def checked(recipe: str, overrides: Sequence[str], config_dir: Path | None) -> RunConfig:
+    """The configuration; raises ConfigError listing every problem, those of its files included."""
+    config, problems = compose_and_check(recipe, overrides, config_dir)
+    bad_keys = {problem.key for problem in problems}
+    problems.extend(p for p in _file_problems(config) if p.key not in bad_keys)
+    if problems:
+        raise config_error(recipe, problems)
+    return config
+
+
+def _file_problems(config: RunConfig) -> Iterator[Problem]:
+    eval_key = "data.train" if config.data.eval is None else "data.eval"
+    yield from _prompt_problems(config.data.train, "data.train", "batch_size", config.batch_size)
+    if config.eval_interval > 0:
+        path = config.data.eval or config.data.train
+        yield from _prompt_problems(path, eval_key, "eval_num_prompts", config.eval_num_prompts)
+    if config.load_dir is not None:
+        try:
+            find_checkpoint(Path(config.load_dir).expanduser())
+        except CheckpointError as error:
+            yield Problem("load_dir", str(error))
+
+
+def _prompt_problems(path: str, key: str, count_key: str, count: int) -> Iterator[Problem]:
+    try:
+        available = len(load_prompts(resolve_path(path), key))
+    except DataError as error:
+        yield Problem(key, str(error))
+        return
+    if count > available:
+        yield Problem(
+            count_key,
+            f"is {count}, but {key}={path} has only {available} prompts. "
+            f"Set {count_key} to {available} or less, or give more prompts.",
+        )
+
+
+def summary(recipe: str, config: RunConfig) -> str:
+    """What the run would do, in a few aligned lines."""
+    rows = {
+        "rollout": _rollout(config),
+        "training": _training(config),
+        "run": _run(config),
+        "left out": _left_out(config),
+        "sync": _sync(config),
+        "residency": _residency(config),
+        "writes": str(Path(config.output_dir) / config.run_name),
+    }
+    lines = [f"  {name:10} {text}" for name, text in rows.items() if text]
+    return "\n".join([f"{recipe}: no problems", *lines])
+
+
+def _rollout(config: RunConfig) -> str:
+    sampling = config.sampling
+    images = config.batch_size * sampling.samples_per_prompt
+    return (
+        f"{config.batch_size} prompts x {sampling.samples_per_prompt} samples = {images} images "
+        f"({sampling.width} x {sampling.height} px, {sampling.num_inference_steps} steps, "
+        f"guidance {sampling.guidance_scale:g})"
+    )
+
+
+def _training(config: RunConfig) -> str:
+    sde, updates = config.sampling.sde_steps, config.stack.num_updates_per_batch
+    steps = list(sde.candidates(config.sampling.num_inference_steps))
+    chosen = "steps" if sde.num_steps is None else f"{sde.num_steps} ({sde.strategy}) of steps"
+    lora = config.stack.lora
+    weights = "all weights" if lora is None else f"LoRA of rank {lora.rank}"
+    return (
+        f"{weights}; stochastic (eta {config.sampling.eta:g}): {chosen} "
+        f"{', '.join(map(str, steps))}; {_plural(updates, 'update')} per "
+        f"{_each(config.accumulate_rollouts)}"
+    )
+
+
+def _run(config: RunConfig) -> str:
+    windows = config.num_rollouts // config.accumulate_rollouts
+    parts = [
+        f"{_plural(config.num_rollouts, 'rollout')}, "
+        f"{_plural(windows * config.stack.num_updates_per_batch, 'optimizer step')}"
+    ]
+    if config.eval_interval:
+        parts.append(
+            f"evaluated before and every {_each(config.eval_interval)} "
+            f"({config.eval_num_prompts} prompts x {config.eval_samples_per_prompt})"
+        )
+    if config.save_interval:
+        parts.append(f"saved every {_each(config.save_interval)}")
+    return "; ".join(parts)
+
+
+def _sync(config: RunConfig) -> str:
+    name = sync_name(config)
+    if name is None:
+        return "none: samples with the trained weights"
+    what = "adapter" if name == "lora" else "all weights"
+    return f"{what} to the rollout engine every {_each(config.weight_sync_interval)}"
+
+
+def _residency(config: RunConfig) -> str:
+    words = {True: "stays on the device", False: "is parked while idle"}
+    roles = {
+        "train": config.train_resident,
+        "rollout": config.rollout_resident,
+        "reward": config.reward_resident,
+    }
+    if engine_capabilities(config).shares_train_weights:
+        roles = {"train": True, "reward": config.reward_resident}
+    return ", ".join(f"{role} {words[stays]}" for role, stays in roles.items())
+
+
+def _left_out(config: RunConfig) -> str:
+    """Optional judges whose packages are not installed."""
+    absent = {
+        name: packages
+        for name, scorer in config.eval_rewards.items()
+        if scorer.optional and (packages := absent_packages(scorer.path))
+    }
+    return ", ".join(f"eval_rewards.{n} (needs {' and '.join(p)})" for n, p in absent.items())
+
+
+def _each(num_rollouts: int) -> str:
+    return "rollout" if num_rollouts == 1 else f"{num_rollouts} rollouts"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

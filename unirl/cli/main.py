@@ -1,0 +1,149 @@
+"""The command `unirl`: `train`, `check` and `recipes`.
+
+Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
+codes: 0 done, 1 the run failed, 2 wrong usage, 3 wrong configuration, 130 interrupted. Torch is
+imported only once a run starts, so the other commands answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from unirl import __version__
+from unirl.cli.check import checked, summary
+from unirl.cli.recipes import describe_components, describe_recipes, recipe_folders
+from unirl.core.errors import ConfigError, UnirlError
+
+_EXAMPLES = """\
+examples:
+  unirl train quickstart                        a few minutes on one CPU core
+  unirl train quickstart num_rollouts=5 seed=1  any key can be overridden
+  unirl check quickstart stack.lora.rank=8      every problem at once, without loading weights
+  unirl train quickstart --cfg                  print all keys with their values
+  unirl train --config-dir mine --config-name my_overlay
+  unirl recipes --components                    what recipes and built-in components there are
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parse(sys.argv[1:] if argv is None else argv)
+    if os.getcwd() not in sys.path:  # so that own classes in the working folder can be named
+        sys.path.append(os.getcwd())
+    try:
+        match args.command:
+            case "train":
+                return _train(args)
+            case "check":
+                return _check(args)
+            case _:
+                return _recipes(args)
+    except ConfigError as error:
+        return _report(error, exit_code=3)
+    except UnirlError as error:
+        return _report(error, exit_code=1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        return 130
+
+
+def _train(args: argparse.Namespace) -> int:
+    config = checked(args.recipe, args.overrides, args.config_dir)
+    if args.cfg:
+        print(yaml.safe_dump(config.model_dump(), sort_keys=False), end="")
+        return 0
+    from unirl.runtime.run import run  # imports torch
+
+    return run(config)
+
+
+def _check(args: argparse.Namespace) -> int:
+    print(summary(args.recipe, checked(args.recipe, args.overrides, args.config_dir)))
+    return 0
+
+
+def _recipes(args: argparse.Namespace) -> int:
+    if args.components:
+        for key, name, description in describe_components():
+            print(f"{key:28} {name:12} {description}")
+        return 0
+    recipes = describe_recipes(recipe_folders(args.config_dir))
+    width = max(len(name) for name, _ in recipes)
+    for name, description in recipes:
+        print(f"{name:{width}}  {description}")
+    return 0
+
+
+def _report(error: UnirlError, exit_code: int) -> int:
+    text = Text.assemble(("error: ", "bold red"), str(error))
+    Console(stderr=True, soft_wrap=True).print(text)
+    return exit_code
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    # Options may stand between overrides; argparse hands back the words after them as unknown.
+    args, rest = parser.parse_known_args(argv)
+    if args.command == "recipes" and rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if args.command != "recipes":
+        _sort_words(parser, args, [*args.words, *rest])
+    return args
+
+
+def _sort_words(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, words: Sequence[str]
+) -> None:
+    """Into args.recipe and args.overrides."""
+    options = [word for word in words if word.startswith("-")]
+    if options:
+        parser.error(f"unrecognized arguments: {' '.join(options)}")
+    args.overrides = [word for word in words if "=" in word or word.startswith(("+", "~"))]
+    names = [word for word in words if word not in args.overrides]
+    names += [args.config_name] if args.config_name else []
+    if args.cfg and "job" in names:  # `--cfg job --resolve`, as other Hydra programs have it
+        names.remove("job")
+    if len(names) > 1:
+        parser.error(f"one recipe at a time, found {' and '.join(names)}")
+    if not names:
+        parser.error("which recipe? `unirl recipes` lists them; overrides look like key=value")
+    args.recipe = names[0]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="unirl",
+        allow_abbrev=False,
+        description="Post-train diffusion and flow-matching models with reinforcement learning.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"unirl {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    train = commands.add_parser("train", help="train a model", allow_abbrev=False)
+    check = commands.add_parser(
+        "check", help="report every problem of a recipe; loads no weights", allow_abbrev=False
+    )
+    for command in (train, check):
+        command.add_argument("words", nargs="*", metavar="RECIPE | KEY=VALUE")
+        command.add_argument("--config-name", metavar="RECIPE", help="the same as RECIPE")
+        _add_config_dir(command)
+    train.add_argument("--cfg", action="store_true", help="print the configuration and stop")
+    train.add_argument("--resolve", action="store_true", help=argparse.SUPPRESS)
+    check.set_defaults(cfg=False)
+    recipes = commands.add_parser("recipes", help="list recipes")
+    recipes.add_argument("--components", action="store_true", help="list built-in components")
+    _add_config_dir(recipes)
+    return parser
+
+
+def _add_config_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config-dir", type=Path, help="folder of your own recipes")

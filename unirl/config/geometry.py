@@ -1,0 +1,144 @@
+"""Sizes that must fit: samples and updates, steps and their noise, pixels and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unirl.config import catalog
+from unirl.config.components import algorithm_capabilities
+from unirl.config.problem import Problem
+from unirl.config.schema import RunConfig
+
+
+def batch_geometry(config: RunConfig) -> Iterator[Problem]:
+    """The samples of an optimizer window must split into equal updates."""
+    prompts, group = config.batch_size, config.sampling.samples_per_prompt
+    window, updates = config.accumulate_rollouts, config.stack.num_updates_per_batch
+    samples = prompts * group * window
+    if samples % updates == 0:
+        return
+    near = " or ".join(str(number) for number in _nearest_divisors(samples, updates))
+    yield Problem(
+        "stack.num_updates_per_batch",
+        f"batch_size {prompts} x sampling.samples_per_prompt {group} x accumulate_rollouts {window}"
+        f" = {samples} samples; / stack.num_updates_per_batch {updates} = {samples / updates:.2f} "
+        f"samples per update, which is not a whole number. "
+        f"Set stack.num_updates_per_batch to {near}, or change batch_size.",
+    )
+
+
+def _nearest_divisors(number: int, near: int) -> list[int]:
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    below = [d for d in divisors if d < near][-1:]
+    return below + [d for d in divisors if d > near][:1]
+
+
+def stochastic_steps(config: RunConfig) -> Iterator[Problem]:
+    """Training needs recorded steps with noise; evaluation may add noise on the same steps only."""
+    needed = algorithm_capabilities(config).needs_stochastic_steps
+    yield from _noise_level(config, needed)
+    if (needed and config.sampling.eta > 0) or config.eval_eta > 0:
+        yield from _step_selection(config)
+    training = config.sampling.num_inference_steps
+    evaluation = config.eval_sampling.num_inference_steps
+    if config.eval_eta > 0 and evaluation not in (None, training):
+        yield Problem(
+            "eval_eta",
+            f"is {config.eval_eta:g}, but the stochastic steps are chosen for "
+            f"sampling.num_inference_steps={training} and eval_sampling.num_inference_steps is "
+            f"{evaluation}. Set eval_eta=0 or eval_sampling.num_inference_steps=null.",
+        )
+
+
+def _noise_level(config: RunConfig, needed: bool) -> Iterator[Problem]:
+    if needed and config.sampling.eta == 0:
+        yield Problem(
+            "sampling.eta",
+            f"is 0, but algorithm.path={config.algorithm.path} trains on stochastic steps and "
+            "without noise there is no log-prob. Set it above 0, e.g. sampling.eta=0.7.",
+        )
+    eval_kernel = config.eval_sampling.kernel or config.sampling.kernel
+    levels = {
+        "sampling.eta": (config.sampling.eta, config.sampling.kernel),
+        "eval_eta": (config.eval_eta, eval_kernel),
+    }
+    for key, (eta, kernel) in levels.items():
+        if kernel == "cps" and eta > 1:
+            yield Problem(
+                key,
+                f"is {eta:g}, but with kernel cps the noise is sin(eta pi/2) of its largest "
+                "amount, so eta ends at 1.",
+            )
+
+
+def _step_selection(config: RunConfig) -> Iterator[Problem]:
+    sde, total = config.sampling.sde_steps, config.sampling.num_inference_steps
+    start, end = sde.range
+    block = "sampling.sde_steps"
+    if not 0 <= start < end <= 1:
+        yield Problem(f"{block}.range", f"is {list(sde.range)}; it needs 0 <= start < end <= 1.")
+        return
+    candidates = sde.candidates(total)
+    selection = (
+        f"of {total} steps, range [{start:g}, {end:g}] selects [int({total} x {start:g}), "
+        f"int({total} x {end:g})) without the last step = [{candidates.start}, {candidates.stop})"
+    )
+    if not candidates:
+        yield Problem(
+            f"{block}.range",
+            f"{selection}: none. Widen it, or raise sampling.num_inference_steps.",
+        )
+    elif sde.num_steps is None and sde.strategy != "all":
+        yield Problem(
+            f"{block}.num_steps",
+            f"is null, but strategy={sde.strategy} takes so many of the {len(candidates)} steps in "
+            f"its range. Set {block}.num_steps, or {block}.strategy=all.",
+        )
+    elif sde.num_steps is not None and sde.strategy == "all":
+        yield Problem(
+            f"{block}.num_steps",
+            f"is {sde.num_steps}, but strategy=all takes every step of the range. "
+            f"Set {block}.num_steps=null, or {block}.strategy=random.",
+        )
+    elif sde.num_steps is not None and sde.num_steps > len(candidates):
+        yield Problem(
+            f"{block}.num_steps",
+            f"is {sde.num_steps}, but {selection}: {len(candidates)}. Lower it or widen the range.",
+        )
+
+
+def image_size(config: RunConfig) -> Iterator[Problem]:
+    """Height and width the model can make, in training and at evaluation."""
+    if config.model.family not in catalog.MODELS:
+        return  # the user's own family: only it knows
+    training = (config.sampling.height, config.sampling.width)
+    evaluation = (
+        config.eval_sampling.height or config.sampling.height,
+        config.eval_sampling.width or config.sampling.width,
+    )
+    yield from _size("sampling", training, config.model.family)
+    if evaluation != training:
+        yield from _size("eval_sampling", evaluation, config.model.family)
+
+
+def _size(block: str, size: tuple[int, int], family: str) -> Iterator[Problem]:
+    model = catalog.MODELS[family]
+    if model.fixed_size is not None:
+        height, width = model.fixed_size
+        if size != model.fixed_size:
+            yield Problem(
+                f"{block}.height",
+                f"height x width is {size[0]} x {size[1]}, but model.family={family} makes "
+                f"{height} x {width} only. Set {block}.height={height} {block}.width={width}.",
+            )
+        return
+    multiple = model.size_multiple
+    for key, value in (("height", size[0]), ("width", size[1])):
+        if value % multiple:
+            below = value // multiple * multiple
+            near = f"{below} or {below + multiple}" if below else f"{multiple}"
+            yield Problem(
+                f"{block}.{key}",
+                f"is {value}, but model.family={family} needs a multiple of {multiple}. "
+                f"Set {block}.{key} to {near}.",
+            )

@@ -1,0 +1,297 @@
+"""Every configuration key: its type, default, bounds and meaning. Imports no torch.
+
+Hydra composes a recipe, `RunConfig` validates it once, and everything after that reads typed
+attributes. Defaults live only here; they are also registered in Hydra's store (`cli.compose`), so
+every key can be overridden on the command line without `+`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+Count = Annotated[int, Field(ge=0)]
+PositiveCount = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Block(BaseModel):
+    """Base of every block: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,  # run_name=7 names a run "7"
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python counts true as 1; in a recipe `batch_size: true` is a mistake."""
+        is_bool_field = cls.model_fields[str(info.field_name)].annotation is bool
+        if isinstance(value, bool) and not is_bool_field:
+            raise ValueError("this key is not a switch")
+        return value
+
+
+class LoraConfig(Block):
+    """Low-rank adapter on the denoising network (PEFT)."""
+
+    rank: PositiveCount = 16
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's output is scaled by alpha / rank."""
+    target_modules: list[str] | None = None
+    """Names of linear layers; null takes the model family's list."""
+
+
+class ModelConfig(Block):
+    """Which generator is trained."""
+
+    family: str = "tiny"
+    """A name of `unirl recipes --components`, or `package.module:Class`."""
+    path: str = "pkg:tiny/model.safetensors"
+    """Weights: a file or folder; `pkg:` marks files that ship with unirl."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the denoising network, the same for sampling and training."""
+    frozen_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Storage of weights that are not trained. Trained weights are always float32."""
+    max_sequence_length: PositiveCount = 256
+    """Longest prompt in tokens where the family has a T5 encoder."""
+
+
+class SdeStepsConfig(Block):
+    """Which of the T denoising steps are stochastic and recorded for training."""
+
+    strategy: Literal["all", "random", "window", "progressive"] = "all"
+    """all: every step of the range; random: num_steps of it without replacement; window: num_steps
+    consecutive ones, start drawn per rollout; progressive: such a window that moves on slowly."""
+    range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    """Fraction of the schedule they are taken from: steps [int(T*a), int(T*b))."""
+    num_steps: PositiveCount | None = None
+    """Needed by random, window and progressive."""
+    rollouts_per_window: PositiveCount = 25
+    """progressive: rollouts before the window moves by one step."""
+
+    def candidates(self, num_inference_steps: int) -> range:
+        """The steps of `range`. The last step of a schedule is never one of them: its Gaussian is
+        too sharp to compare log-probs on (of width 0 with the cps kernel)."""
+        first, end = (int(num_inference_steps * fraction) for fraction in self.range)
+        return range(first, min(end, num_inference_steps - 1))
+
+
+class SamplingConfig(Block):
+    """How samples are drawn in a rollout."""
+
+    samples_per_prompt: PositiveCount = 8
+    """Group size G: advantages compare the samples of one prompt."""
+    num_inference_steps: Annotated[int, Field(ge=2)] = 10
+    guidance_scale: float = Field(default=1.0, ge=0)
+    """Classifier-free guidance; 1 or less runs the network once a step."""
+    height: PositiveCount = 512
+    width: PositiveCount = 512
+    kernel: Literal["flow", "dance", "cps"] = "flow"
+    """Transition of a stochastic step: Flow-GRPO's, DanceGRPO's or coefficients-preserving."""
+    eta: float = Field(default=0.7, ge=0)
+    """Noise level. Larger explores more and trains on noisier images."""
+    init_same_noise: bool = False
+    """All samples of a group start from the same noise, so only the SDE steps tell them apart."""
+    sde_steps: SdeStepsConfig = SdeStepsConfig()
+
+
+class EvalSamplingConfig(Block):
+    """Overlay on `sampling` at evaluation; null keeps the training value."""
+
+    num_inference_steps: Annotated[int, Field(ge=2)] | None = None
+    guidance_scale: float | None = Field(default=None, ge=0)
+    height: PositiveCount | None = None
+    width: PositiveCount | None = None
+    kernel: Literal["flow", "dance", "cps"] | None = None
+
+
+class RolloutConfig(Block):
+    """The sampling role."""
+
+    engine: str = "trainside"
+    """trainside samples with the trained weights; replica keeps its own copy of the model."""
+    forward_batch_size: Count = 0
+    """Samples per network call while sampling; 0 takes all samples of a request at once."""
+
+
+class ScorerConfig(Block):
+    """One scorer."""
+
+    path: str
+    """A built-in name, or `package.module:Class` for your own."""
+    weight: float = 1.0
+    """Share in the total reward: total = sum of weight * score."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the scorer's constructor."""
+    optional: bool = False
+    """Leave the scorer out, with a notice, when a package it needs is not installed.
+    Only for eval_rewards."""
+
+
+class RewardConfig(Block):
+    """The reward role."""
+
+    scorers: dict[str, ScorerConfig] = {}
+    """Name in metrics -> scorer."""
+    on_failure: Literal["raise", "retry", "drop_group"] = "raise"
+    """What a failed or non-finite score does. A failure is never counted as 0."""
+    num_retries: PositiveCount = 2
+    """Further attempts with on_failure=retry; then the failure is raised."""
+
+
+class AlgorithmConfig(Block):
+    """The loss."""
+
+    path: str = "flow_grpo"
+    """A built-in name, or `package.module:Class` for your own."""
+    clip_range: float = Field(default=1e-4, gt=0)
+    """The ratio is clipped to [1 - clip_range, 1 + clip_range_high]. Log-probs are means over
+    latent elements, so useful values are 1e-5 to 1e-2."""
+    clip_range_high: float | None = Field(default=None, gt=0)
+    """Null: the same as clip_range."""
+    adv_clip_max: float = Field(default=5.0, gt=0)
+    """Advantages are clipped to +-adv_clip_max."""
+    old_log_prob: Literal["rollout", "replay"] = "replay"
+    """Anchor of the ratio. replay: recomputed before the first update in the training
+    micro-batches, so the first ratio is exactly 1; rollout: the engine's own numbers."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the exact Gaussian KL (nats per latent element) to the model without adapter."""
+
+
+class OptimizerConfig(Block):
+    """AdamW."""
+
+    learning_rate: float = Field(default=3e-4, gt=0)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class SchedulerConfig(Block):
+    """Learning-rate schedule, counted in optimizer steps."""
+
+    type: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Count = 0
+    total_steps: PositiveCount | None = None
+    """Step at which linear and cosine reach 0; null: the steps of the whole run."""
+
+
+class StackConfig(Block):
+    """The train role: adapter, optimizer and update loop."""
+
+    lora: LoraConfig | None = None
+    """Null trains all weights of the denoising network."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    micro_batch_size: PositiveCount = 8
+    """Transitions per forward and backward. Larger is faster until memory ends."""
+    num_updates_per_batch: PositiveCount = 1
+    """Optimizer steps per rollout batch, each on its own part of the samples."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+
+class DataConfig(Block):
+    """Prompts."""
+
+    train: str = "pkg:numbers/train.jsonl"
+    """.txt (one prompt a line), .jsonl or .json (records with `prompt` and `metadata`)."""
+    eval: str | None = None
+    """Held-out prompts in file order; null evaluates on the training prompts."""
+
+
+class SyncConfig(Block):
+    """Weight sync from the train stack to a rollout engine with weights of its own."""
+
+    verify: bool = True
+    """After a push, compare checksums and the engine's output on a probe with the trainer's."""
+
+
+class LoggingConfig(Block):
+    """Where numbers and pictures go besides the run directory."""
+
+    report_to_wandb: bool = False
+    project_name: str = "unirl"
+    entity: str | None = None
+    tags: list[str] = []
+    media_max_items: PositiveCount = 16
+    """Images in a grid."""
+    media_scale: PositiveCount = 1
+    """Nearest-neighbour enlargement of images in grids."""
+
+
+class RunConfig(Block):
+    """A whole run. Top-level names follow the public system."""
+
+    description: str = ""
+    """The line `unirl recipes` shows."""
+    run_name: str = "run"
+    """The run directory is <output_dir>/<run_name>."""
+    output_dir: str = "runs"
+    seed: int = 0
+    device: str = "auto"
+    """auto takes the GPU where there is one."""
+    num_threads: Count = 0
+    """CPU threads of torch; 0 leaves torch's choice. Tiny models are fastest with 1."""
+    num_devices: PositiveCount = 1
+    layout: Literal["colocate", "separate"] = "colocate"
+    """colocate: all roles share one slab and take turns; separate: train and rollout on own slabs."""
+    train_fraction: float = 0.5
+    """Share of the devices that train; layout=separate only."""
+    reward_fraction: float = 0.0
+    """Share of the devices that form the reward's own slab; 0 shares the slab."""
+
+    num_rollouts: PositiveCount = 100
+    """The total, also when resuming."""
+    batch_size: PositiveCount = 8
+    """Prompts per rollout."""
+    accumulate_rollouts: PositiveCount = 1
+    """Rollouts per optimizer window."""
+    weight_sync_interval: PositiveCount = 1
+    """Rollouts between weight syncs."""
+    adv_use_global_std: bool = False
+    """Divide advantages by the batch's standard deviation instead of the group's."""
+
+    train_resident: bool = True
+    """Keep the train stack on the device while it is idle."""
+    rollout_resident: bool = False
+    """Keep the rollout engine on the device while it is idle."""
+    reward_resident: bool = True
+    """Keep the reward networks on the device while they are idle."""
+
+    eval_interval: Count = 0
+    """Rollouts between evaluations; 0 turns them off."""
+    eval_num_prompts: PositiveCount = 64
+    eval_samples_per_prompt: PositiveCount = 4
+    eval_chunk_prompts: PositiveCount = 16
+    """Prompts sampled and scored at a time."""
+    eval_eta: float = Field(default=0.0, ge=0)
+    """Noise level at evaluation; 0 samples the ODE."""
+    eval_sampling: EvalSamplingConfig = EvalSamplingConfig()
+    eval_rewards: dict[str, ScorerConfig] = {}
+    """Judges that training never sees, scored at evaluation only."""
+
+    save_interval: Count = 0
+    """Rollouts between checkpoints; 0 turns them off. When on, the last rollout is saved too."""
+    save_dir: str | None = None
+    """Null: <run directory>/checkpoints."""
+    save_mode: Literal["auto", "full", "adapter"] = "auto"
+    """What weights a checkpoint holds; auto: the adapter with LoRA, else everything trained."""
+    load_dir: str | None = None
+    """Resume from this checkpoint, or the newest one in this folder."""
+
+    model: ModelConfig = ModelConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig | None = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    stack: StackConfig = StackConfig()
+    sync: SyncConfig = SyncConfig()
+    data: DataConfig = DataConfig()
+    logging: LoggingConfig = LoggingConfig()

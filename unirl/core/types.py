@@ -1,0 +1,169 @@
+"""The values that travel between roles, each made by one role and consumed by the next.
+
+    PromptBatch -> RolloutRequest -> Rollout -> Rewards -> ScoredRollout -> rows -> UpdateStats
+
+Dimensions: P prompts x G samples per prompt = B samples, T denoising steps, S recorded (SDE) steps.
+Samples are ordered prompt-major: sample b belongs to prompt b // G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """One line of a prompt file."""
+
+    prompt_id: str
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What scorers compare with, e.g. {"text": "374", "text_color": "red"}."""
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """P prompts."""
+
+    records: tuple[PromptRecord, ...]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def texts(self) -> list[str]:
+        return [record.text for record in self.records]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How images are sampled; the same for every sample of a request."""
+
+    num_inference_steps: int
+    guidance_scale: float
+    height: int
+    width: int
+    eta: float
+    """Noise level of the SDE steps; 0 makes every step an ODE step."""
+    kernel: str
+    """Name of the transition kernel, see `samplers.kernels`."""
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """Everything an engine needs to sample B = P x G images, as plain values."""
+
+    prompts: PromptBatch
+    samples_per_prompt: int
+    sampling: SamplingParams
+    sigmas: tuple[float, ...]
+    """T+1 noise levels from 1 to 0."""
+    sde_steps: tuple[int, ...]
+    """The S steps that are sampled as an SDE and recorded, ascending; empty for an ODE."""
+    initial_noise_keys: tuple[str, ...]
+    """B keys; equal keys give equal start noise."""
+    step_noise_keys: tuple[str, ...]
+    """B keys; the noise of step t is drawn from key and t."""
+    weight_version: int | None
+    """The version the engine must hold; None: the weights it was built with."""
+
+    def __len__(self) -> int:
+        return len(self.prompts) * self.samples_per_prompt
+
+    @property
+    def sample_records(self) -> tuple[PromptRecord, ...]:
+        """B prompt records, one per sample."""
+        return tuple(r for r in self.prompts.records for _ in range(self.samples_per_prompt))
+
+
+class Conditioning:
+    """Text embeddings of B samples. Families subclass it as a frozen dataclass of [B, ...] tensors."""
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        changed = {f.name: function(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **changed)  # type: ignore[type-var]
+
+    def select(self, index: Tensor) -> Self:
+        """The rows `index`; rows may repeat."""
+        return self._map(lambda tensor: tensor[index.to(tensor.device)])
+
+    def to(self, device: Any) -> Self:
+        return self._map(lambda tensor: tensor.to(device))
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Concatenate along the batch."""
+        import torch
+
+        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        return replace(parts[0], **joined)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The recorded part of B denoising paths."""
+
+    latents: Tensor
+    """[B, S, *latent] state before each recorded step, float32."""
+    next_latents: Tensor
+    """[B, S, *latent] state after it, exactly the numbers the log-prob was computed on."""
+    log_probs: Tensor
+    """[B, S] log-probability under the sampling policy, mean over latent elements, float32."""
+    final_latents: Tensor
+    """[B, *latent] the clean end of the path."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What an engine returns for one request."""
+
+    request: RolloutRequest
+    trajectory: Trajectory
+    conditioning: Conditioning
+    negative_conditioning: Conditioning | None
+    """For classifier-free guidance; None when guidance_scale <= 1."""
+    images: Tensor
+    """[B, 3, H, W] uint8."""
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Scores of B samples."""
+
+    total: Tensor
+    """[B] weighted sum, float32."""
+    components: Mapping[str, Tensor]
+    """Each scorer's own score, [B] float32."""
+    valid: Tensor
+    """[B] bool; False where a scorer failed and its group is dropped."""
+
+
+@dataclass(frozen=True)
+class ScoredRollout:
+    """What training needs of a rollout: media end at the reward service."""
+
+    request: RolloutRequest
+    trajectory: Trajectory
+    conditioning: Conditioning
+    negative_conditioning: Conditioning | None
+    rewards: Rewards
+    advantages: Tensor
+    """[B] float32, 0 where not valid."""
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What one optimizer step did."""
+
+    metrics: Mapping[str, float]
+    skipped: str | None = None
+    """Why the step was not taken (with the parameter names), None when it was."""

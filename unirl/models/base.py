@@ -1,0 +1,73 @@
+"""The model contract: a family says how to encode, what the velocity is and how to decode.
+
+Sampling loop, guidance, replay, LoRA and weight moves exist once, elsewhere; a family has none of it.
+Flow matching: x_sigma = (1 - sigma) x0 + sigma noise, velocity = noise - x0, sigma from 1 to 0.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from unirl.core.types import Conditioning
+
+
+class DiffusionModel(ABC):
+    """A generator with its text encoders and decoder, all in eval mode, nothing requiring grad."""
+
+    @classmethod
+    @abstractmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        max_sequence_length: int,
+        with_encoders: bool,
+    ) -> Self:
+        """Read weights from `path` to the CPU.
+
+        with_encoders=False leaves out text encoders and decoder: a train stack beside a rollout
+        engine of its own needs only the network, `encode` and `decode` are never called then.
+        Raises ModelError naming the path when it cannot be read.
+        """
+
+    @property
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """The denoising network: the only part that is trained."""
+
+    @property
+    @abstractmethod
+    def frozen_modules(self) -> Mapping[str, nn.Module]:
+        """Text encoders and decoder by name, those that were loaded."""
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> Conditioning:
+        """[len(texts), ...] conditioning; the empty text is the unconditional one."""
+
+    @abstractmethod
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """[B, *latent] float32 velocity for latents [B, *latent] float32 at sigma [B] float32."""
+
+    @abstractmethod
+    def decode(self, latents: Tensor) -> Tensor:
+        """[B, 3, H, W] uint8 images of clean latents [B, *latent]."""
+
+    @abstractmethod
+    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Shape of one sample's latents, without the batch dimension."""
+
+    @abstractmethod
+    def sigmas(self, num_steps: int, height: int, width: int) -> tuple[float, ...]:
+        """num_steps + 1 noise levels from 1 to 0: the schedule this family is deployed with."""
+
+    @abstractmethod
+    def example_conditioning(self, batch: int, generator: torch.Generator) -> Conditioning:
+        """Random but valid conditioning, made without text encoders; for probes."""

@@ -1,0 +1,69 @@
+"""LoRA on a denoising network, through PEFT: attach, find, switch off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+from unirl.core.errors import ModelError
+
+ADAPTER_NAME = "default"
+
+
+def attach_lora(
+    network: nn.Module, rank: int, alpha: float, target_modules: Sequence[str], seed: int
+) -> None:
+    """Inject a LoRA adapter (B = 0, so outputs do not change) and freeze everything else.
+
+    Adapter weights are float32 whatever the base is stored in: updates of 1e-4 would be lost to
+    bf16 rounding. Raises ModelError when a target name matches no linear layer.
+    """
+    unmatched = [name for name in target_modules if not _matches(network, name)]
+    if unmatched:
+        linear = sorted(
+            {name.split(".")[-1] for name, m in network.named_modules() if isinstance(m, nn.Linear)}
+        )
+        raise ModelError(
+            f"stack.lora.target_modules: {unmatched} match no linear layer of the network. "
+            f"Its linear layers end in {linear}."
+        )
+    network.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(
+            LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules)),
+            network,
+            adapter_name=ADAPTER_NAME,
+        )
+    for parameter in adapter_parameters(network).values():
+        parameter.data = parameter.data.float()
+
+
+def _matches(network: nn.Module, target: str) -> bool:
+    return any(
+        isinstance(module, nn.Linear) and (name == target or name.endswith("." + target))
+        for name, module in network.named_modules()
+    )
+
+
+def adapter_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapter's parameters by name; empty without an adapter."""
+    return {name: p for name, p in network.named_parameters() if ".lora_" in name}
+
+
+@contextmanager
+def adapter_disabled(network: nn.Module) -> Iterator[None]:
+    """Run the network as if it had no adapter; it is active again afterwards, also on an error."""
+    layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)

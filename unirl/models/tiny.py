@@ -1,0 +1,94 @@
+"""The tiny family: the text-to-image model that ships with unirl, behind the model contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from unirl.core.errors import DataError, ModelError
+from unirl.core.types import Conditioning
+from unirl.memory.movers import own_storages
+from unirl.models.base import DiffusionModel
+from unirl.models.tiny_dit import TinyDiT, TinyTokenizer, load_tiny_dit
+
+
+@dataclass(frozen=True)
+class TinyConditioning(Conditioning):
+    """Token ids; the embedding table is part of the network."""
+
+    token_ids: Tensor
+    """[B, L] int64."""
+
+
+class TinyModel(DiffusionModel):
+    """Pixel-space flow model: the latents are the image in [-1, 1], so decoding is rounding."""
+
+    def __init__(
+        self, network: TinyDiT, tokenizer: TinyTokenizer, compute_dtype: torch.dtype
+    ) -> None:
+        self._network = network
+        self._tokenizer = tokenizer
+        self._compute_dtype = compute_dtype
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        max_sequence_length: int,
+        with_encoders: bool,
+    ) -> TinyModel:
+        try:
+            network, tokenizer = load_tiny_dit(path)
+        except (FileNotFoundError, ValueError) as error:
+            raise ModelError(f"model.path: {error}") from error
+        network = network.to(frozen_dtype).eval().requires_grad_(False)
+        own_storages(network)
+        return cls(network, tokenizer, compute_dtype)
+
+    @property
+    def network(self) -> nn.Module:
+        return self._network
+
+    @property
+    def frozen_modules(self) -> Mapping[str, nn.Module]:
+        return {}
+
+    def encode(self, texts: Sequence[str]) -> TinyConditioning:
+        try:
+            token_ids = self._tokenizer.encode(list(texts))
+        except ValueError as error:
+            raise DataError(f"data: {error}") from error
+        return TinyConditioning(token_ids.to(self._device))
+
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        assert isinstance(conditioning, TinyConditioning)
+        with torch.autocast(
+            latents.device.type, self._compute_dtype, enabled=self._compute_dtype != torch.float32
+        ):
+            return self._network(latents, sigma, conditioning.token_ids).float()
+
+    def decode(self, latents: Tensor) -> Tensor:
+        return ((latents.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
+        return (3, height, width)
+
+    def sigmas(self, num_steps: int, height: int, width: int) -> tuple[float, ...]:
+        return tuple(1 - step / num_steps for step in range(num_steps)) + (0.0,)
+
+    def example_conditioning(self, batch: int, generator: torch.Generator) -> TinyConditioning:
+        shape = (batch, self._tokenizer.num_tokens)
+        vocabulary_size = len(self._tokenizer.vocabulary)
+        token_ids = torch.randint(vocabulary_size, shape, generator=generator)
+        return TinyConditioning(token_ids.to(self._device))
+
+    @property
+    def _device(self) -> torch.device:
+        return self._network.text_embed.weight.device

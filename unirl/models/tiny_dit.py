@@ -1,0 +1,236 @@
+"""A 1.8-million-parameter text-to-image diffusion transformer that samples on a CPU: the network alone.
+
+In go noisy pixels in [-1, 1], their noise level and the token ids of a prompt; out comes the velocity of the flow
+`x_sigma = (1 - sigma) x_0 + sigma noise`, that is `noise - x_0`. Pixel space, so there is no VAE; the text encoder is
+an embedding table. Text tokens and image tokens attend to each other in one sequence, the noise level modulates every
+block (adaLN, DiT, arXiv:2212.09748). All projections are plain `nn.Linear`, which is what LoRA tooling looks for.
+
+    model, tokenizer = load_tiny_dit("unirl/assets/tiny/model.safetensors")
+    velocity = model(latents, sigma, tokenizer.encode(['the number "374" in red on white'] * len(latents)))
+"""
+
+import dataclasses
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TinyDiTConfig:
+    """Shape of the network. Heights and widths are in pixels, `num_tokens` is the fixed prompt length."""
+
+    vocabulary_size: int
+    num_tokens: int = 10
+    height: int = 16
+    width: int = 32
+    patch_size: int = 4
+    dim: int = 128
+    depth: int = 6
+    num_heads: int = 4
+    stem_channels: int = 16
+
+
+class TinyTokenizer:
+    """Maps a prompt to a fixed number of ids: words one by one, text inside double quotes character by character.
+
+        TinyTokenizer(("<pad>", "the", "number", "7"), 4).encode(['the number "77"'])  # [[1, 2, 3, 3]]
+
+    Id 0 fills the rest, so the empty prompt is all zeros: the unconditional input of the network.
+    """
+
+    def __init__(self, vocabulary: tuple[str, ...], num_tokens: int):
+        self.vocabulary = tuple(vocabulary)
+        self.num_tokens = num_tokens
+        self._ids = {word: i for i, word in enumerate(self.vocabulary)}
+
+    def encode(self, prompts: list[str]) -> Tensor:
+        """[B, L] int64 token ids."""
+        ids = torch.zeros(len(prompts), self.num_tokens, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            tokens = [self._id(word, prompt) for word in split_prompt(prompt)]
+            if len(tokens) > self.num_tokens:
+                raise ValueError(
+                    f"Prompt {prompt!r} has {len(tokens)} tokens, the model reads {self.num_tokens}. Shorten it."
+                )
+            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        return ids
+
+    def _id(self, word: str, prompt: str) -> int:
+        if word not in self._ids:
+            known = " ".join(self.vocabulary[1:])
+            raise ValueError(f"Unknown word {word!r} in prompt {prompt!r}. The tiny model knows: {known}")
+        return self._ids[word]
+
+
+def split_prompt(prompt: str) -> list[str]:
+    """Words of a prompt in order; a stretch inside double quotes falls apart into its characters."""
+    pieces: list[str] = []
+    for quoted, word in re.findall(r'"([^"]*)"|([^\s"]+)', prompt):
+        pieces.extend(quoted or [word] if word else quoted)
+    return pieces
+
+
+def sincos(position: Tensor, dim: int, max_period: float) -> Tensor:
+    """[..., dim] sines and cosines of unit amplitude at geometric frequencies, float32."""
+    # Unit amplitude matters: positions initialised at std 0.02 did not train within minutes.
+    frequency = torch.exp(torch.arange(dim // 2, device=position.device) * (-2 * math.log(max_period) / dim))
+    angle = position.float()[..., None] * frequency
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+def image_positions(rows: int, columns: int, dim: int) -> Tensor:
+    """[rows * columns, dim]: half of the channels encode the row, half the column of an image token."""
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    return torch.cat([sincos(row, dim // 2, 100.0), sincos(column, dim // 2, 100.0)], dim=-1).flatten(0, 1)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Layer norm without parameters, then an affine map per sample. x: [B, T, D]; shift, scale: [B, 1, D]."""
+    return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with layer-normed queries and keys (keeps logits bounded in bf16)."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.q_norm = nn.LayerNorm(dim // num_heads, bias=False)
+        self.k_norm = nn.LayerNorm(dim // num_heads, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)  # each [B, heads, T, head_dim]
+        q, k = self.q_norm(q) / math.sqrt(q.shape[-1]), self.k_norm(k)
+        # Spelled out: for 42 tokens on a CPU the fused kernel's backward takes seven times as long.
+        attention = torch.softmax(q @ k.transpose(-1, -2), dim=-1)
+        return self.proj((attention @ v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention over text and image, a 3x3 depthwise convolution over the image, a feed-forward layer."""
+
+    def __init__(self, config: TinyDiTConfig):
+        super().__init__()
+        dim = config.dim
+        self.num_tokens = config.num_tokens
+        self.grid = (config.height // config.patch_size, config.width // config.patch_size)
+        self.adaLN = nn.Linear(dim, 6 * dim)
+        self.attn = Attention(dim, config.num_heads)
+        self.local = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.fc1 = nn.Linear(dim, 4 * dim)
+        self.fc2 = nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """x: [B, L + N, D] text then image tokens; condition: [B, D] embedding of the noise level."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN(condition)[:, None].chunk(6, dim=-1)
+        x = x + gate1 * self.attn(modulate(x, shift1, scale1))
+        x = self._mix_neighbours(x)
+        return x + gate2 * self.fc2(F.relu_(self.fc1(modulate(x, shift2, scale2))))
+
+    def _mix_neighbours(self, x: Tensor) -> Tensor:
+        text, image = x[:, : self.num_tokens], x[:, self.num_tokens :]
+        grid = image.unflatten(1, self.grid).permute(0, 3, 1, 2)
+        return torch.cat([text, image + self.local(grid).permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
+
+
+class TinyDiT(nn.Module):
+    """Velocity network. Rows of a batch never see each other, nothing in it is random."""
+
+    def __init__(self, config: TinyDiTConfig):
+        super().__init__()
+        self.config = config
+        dim, patch = config.dim, config.patch_size
+        rows, columns = config.height // patch, config.width // patch
+        self.text_embed = nn.Embedding(config.vocabulary_size, dim)
+        self.sigma_fc1 = nn.Linear(dim, dim)
+        self.sigma_fc2 = nn.Linear(dim, dim)
+        self.stem = nn.Conv2d(3, config.stem_channels, 3, padding=1)
+        self.patch_embed = nn.Conv2d(config.stem_channels, dim, patch, stride=patch)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.final_adaLN = nn.Linear(dim, 2 * dim)
+        self.unpatch = nn.Linear(dim, config.stem_channels * patch * patch)
+        self.head = nn.Conv2d(config.stem_channels, 3, 3, padding=1)
+        text_positions = sincos(torch.arange(config.num_tokens), dim, 1000.0)
+        positions = torch.cat([text_positions, image_positions(rows, columns, dim)])
+        self.register_buffer("positions", positions, persistent=False)
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        for block in self.blocks:
+            nn.init.zeros_(block.adaLN.weight)
+            nn.init.zeros_(block.adaLN.bias)
+            # Gates start open: within a few hundred steps closed ones (adaLN-zero) cost more than they save.
+            block.adaLN.bias.data.view(6, -1)[[2, 5]] = 1.0
+            for linear in (block.attn.proj, block.fc2):
+                linear.weight.data.div_(math.sqrt(2 * self.config.depth))
+        for last in (self.final_adaLN, self.head):
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def forward(self, latents: Tensor, sigma: Tensor, token_ids: Tensor) -> Tensor:
+        """Velocity [B, 3, H, W] of latents [B, 3, H, W] at noise level sigma [B] (float32, 1 is pure noise).
+
+        token_ids: [B, L] from the tokenizer. Runs in the dtype of the weights, or under autocast.
+        """
+        condition = self._embed_sigma(sigma)
+        pixels = F.silu(self.stem(latents))
+        image = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        x = torch.cat([self.text_embed(token_ids).to(image.dtype), image], dim=1)
+        x = x + self.positions.to(x.dtype)
+        for block in self.blocks:
+            x = block(x, condition)
+        shift, scale = self.final_adaLN(condition)[:, None].chunk(2, dim=-1)
+        image = self.unpatch(modulate(x[:, self.config.num_tokens :], shift, scale))
+        return self.head(F.silu(pixels + self._to_pixels(image)))
+
+    def _embed_sigma(self, sigma: Tensor) -> Tensor:
+        """[B, D] embedding of the noise level."""
+        features = sincos(1000.0 * sigma, self.config.dim, 10000.0).to(self.sigma_fc1.weight.dtype)
+        return F.silu(self.sigma_fc2(F.silu(self.sigma_fc1(features))))
+
+    def _to_pixels(self, tokens: Tensor) -> Tensor:
+        """[B, N, C * p * p] image tokens to [B, C, H, W]."""
+        config = self.config
+        rows = config.height // config.patch_size
+        grid = tokens.transpose(1, 2).unflatten(2, (rows, -1))
+        return F.pixel_shuffle(grid, config.patch_size)
+
+
+def save_tiny_dit(
+    path: str | Path, model: TinyDiT, tokenizer: TinyTokenizer, dtype: torch.dtype = torch.float16
+) -> None:
+    """One safetensors file: weights in `dtype`, config and vocabulary as JSON in its metadata."""
+    tensors = {name: value.detach().to(dtype).contiguous() for name, value in model.state_dict().items()}
+    metadata = {
+        "config": json.dumps(dataclasses.asdict(model.config)),
+        "vocabulary": json.dumps(tokenizer.vocabulary),
+    }
+    save_file(tensors, path, metadata=metadata)
+
+
+def load_tiny_dit(path: str | Path) -> tuple[TinyDiT, TinyTokenizer]:
+    """Network in evaluation mode with float32 weights, and its tokenizer, from a file of `save_tiny_dit`."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"No tiny model at {path}. scripts/pretrain_tiny.py writes one.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name).float() for name in file.keys()}
+        config = TinyDiTConfig(**json.loads(metadata["config"]))
+        tokenizer = TinyTokenizer(tuple(json.loads(metadata["vocabulary"])), config.num_tokens)
+        model = TinyDiT(config)
+        model.load_state_dict(state)
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} is not a readable tiny model ({error}). Restore or rebuild the file.") from error
+    return model.eval(), tokenizer

@@ -1,0 +1,175 @@
+"""The reward role: runs the scorers, weighs their scores, and applies the failure policy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unirl.config.schema import RewardConfig
+from unirl.core.components import Moved
+from unirl.core.errors import DataError, ResidencyError, RewardError
+from unirl.core.types import PromptRecord, Rewards, Rollout
+from unirl.memory.movers import ComponentMover
+from unirl.reward.scorer import Scorer
+
+logger = logging.getLogger("unirl.reward")
+
+
+@dataclass(frozen=True)
+class WeightedScorer:
+    scorer: Scorer
+    weight: float
+
+
+class RewardService:
+    """Scores rollouts with weighted scorers, and evaluation samples also with judges.
+
+    Judges are scorers that training never sees; their failure costs their metric, not the run.
+    """
+
+    def __init__(
+        self,
+        scorers: Mapping[str, WeightedScorer],
+        judges: Mapping[str, Scorer],
+        config: RewardConfig,
+    ) -> None:
+        self._scorers = dict(scorers)
+        self._judges = dict(judges)
+        self._config = config
+        every = [*(weighted.scorer for weighted in scorers.values()), *judges.values()]
+        self._mover = ComponentMover([c for scorer in every for c in scorer.components()])
+        self._is_parked = False
+
+    def offload(self) -> Moved:
+        moved = self._mover.offload()
+        self._is_parked = True
+        return moved
+
+    def onload(self) -> Moved:
+        moved = self._mover.onload()
+        self._is_parked = False
+        return moved
+
+    def check_records(self, records: Sequence[PromptRecord], key: str) -> None:
+        """Raise DataError when a record lacks metadata that a scorer compares with."""
+        named = {**{n: w.scorer for n, w in self._scorers.items()}, **self._judges}
+        for name, scorer in named.items():
+            for field in scorer.required_metadata():
+                for record in records:
+                    if field not in record.metadata:
+                        raise DataError(
+                            f"scorer {name!r} compares images with metadata.{field}, which prompt "
+                            f"{record.text!r} lacks. Add it to the records of {key}, or remove "
+                            f"the scorer from reward.scorers or eval_rewards."
+                        )
+
+    def score(self, rollout: Rollout) -> Rewards:
+        """Rewards of all B samples.
+
+        Raises RewardError naming the scorer when it fails for good under the failure policy, or
+        when every group was dropped.
+        """
+        self._require_on_device()
+        records = rollout.request.sample_records
+        components, valid = {}, torch.ones(len(records), dtype=torch.bool)
+        for name, weighted in self._scorers.items():
+            scores = self._attempt(name, weighted.scorer, rollout, records)
+            valid &= scores.isfinite()
+            components[name] = scores
+        valid = valid.view(-1, rollout.request.samples_per_prompt).all(dim=1)
+        valid = valid.repeat_interleave(rollout.request.samples_per_prompt)
+        if not valid.any():
+            raise RewardError("every prompt group of this rollout was dropped by failed scores")
+        total = torch.zeros(len(records))
+        for name, weighted in self._scorers.items():
+            total += weighted.weight * components[name]
+        return Rewards(total, components, valid)
+
+    def judge(self, rollout: Rollout) -> Mapping[str, Tensor]:
+        """Each judge's scores [B] of evaluation samples; a judge that fails is left out, loudly."""
+        self._require_on_device()
+        scores = {}
+        for name, judge in self._judges.items():
+            try:
+                scores[name] = _score_checked(
+                    name, judge, rollout.images, rollout.request.sample_records
+                )
+            except RewardError as error:
+                logger.warning("judge left out of this evaluation: %s", error)
+        return scores
+
+    def _attempt(
+        self, name: str, scorer: Scorer, rollout: Rollout, records: Sequence[PromptRecord]
+    ) -> Tensor:
+        """[B] scores under the failure policy; NaN marks samples whose group is to be dropped."""
+        match self._config.on_failure:
+            case "raise":
+                return _score_checked(name, scorer, rollout.images, records)
+            case "retry":
+                return self._retry(name, scorer, rollout, records)
+            case "drop_group":
+                return _score_by_group(name, scorer, rollout, records)
+
+    def _retry(
+        self, name: str, scorer: Scorer, rollout: Rollout, records: Sequence[PromptRecord]
+    ) -> Tensor:
+        for attempt in range(1, self._config.num_retries + 1):
+            try:
+                return _score_checked(name, scorer, rollout.images, records)
+            except RewardError as error:
+                logger.warning("%s; attempt %d of %d", error, attempt, self._config.num_retries + 1)
+        return _score_checked(name, scorer, rollout.images, records)
+
+    def _require_on_device(self) -> None:
+        if self._is_parked:
+            raise ResidencyError("the reward service was asked to score while parked")
+
+
+def _score_checked(
+    name: str, scorer: Scorer, images: Tensor, records: Sequence[PromptRecord]
+) -> Tensor:
+    """[B] finite float32 scores, or RewardError naming the scorer and the first bad sample."""
+    try:
+        scores = torch.as_tensor(scorer.score(images, records), dtype=torch.float32).cpu()
+    except Exception as error:
+        raise RewardError(
+            f"scorer {name!r} failed: {type(error).__name__}: {error}. "
+            "Fix it, or set reward.on_failure=retry or drop_group."
+        ) from error
+    if scores.shape != (len(records),):
+        raise RewardError(
+            f"scorer {name!r} returned scores of shape {tuple(scores.shape)} "
+            f"for {len(records)} images; it must return one number per image"
+        )
+    bad = torch.nonzero(~scores.isfinite()).flatten().tolist()
+    if bad:
+        raise RewardError(
+            f"scorer {name!r} returned {float(scores[bad[0]])} for {len(bad)} of {len(records)} "
+            f"images, first for prompt {records[bad[0]].text!r}. A failure is never counted as 0; "
+            "fix the scorer, or set reward.on_failure=drop_group."
+        )
+    return scores
+
+
+def _score_by_group(
+    name: str, scorer: Scorer, rollout: Rollout, records: Sequence[PromptRecord]
+) -> Tensor:
+    """Like _score_checked, but a failure costs the prompt group it happens in."""
+    try:
+        return _score_checked(name, scorer, rollout.images, records)
+    except RewardError as error:
+        logger.warning("%s Scoring group by group.", error)
+    size = rollout.request.samples_per_prompt
+    groups = []
+    for start in range(0, len(records), size):
+        rows = slice(start, start + size)
+        try:
+            groups.append(_score_checked(name, scorer, rollout.images[rows], records[rows]))
+        except RewardError as error:
+            logger.warning("group dropped: %s", error)
+            groups.append(torch.full((size,), float("nan")))
+    return torch.cat(groups)

@@ -1,0 +1,52 @@
+"""The rollout engine contract: a request in, a rollout out, both plain values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from unirl.core.capabilities import EngineCapabilities
+from unirl.core.components import Moved
+from unirl.core.types import Rollout, RolloutRequest
+from unirl.weight_sync.payload import LoadReport, WeightPayload
+
+
+class RolloutEngine(ABC):
+    """Samples with a copy of the policy. Starts asleep; `sleep` and `wake_up` are idempotent."""
+
+    capabilities: EngineCapabilities
+
+    @abstractmethod
+    def wake_up(self) -> Moved:
+        """Bring the weights onto the device."""
+
+    @abstractmethod
+    def sleep(self) -> Moved:
+        """Free the device."""
+
+    @abstractmethod
+    def generate(self, request: RolloutRequest) -> Rollout:
+        """Sample B images.
+
+        Raises ResidencyError when asleep, WeightSyncError when the engine does not hold
+        request.weight_version.
+        """
+
+
+class SyncedEngine(RolloutEngine):
+    """An engine with weights of its own, which a weight sync keeps equal to the trainer's."""
+
+    @property
+    @abstractmethod
+    def weight_version(self) -> int | None:
+        """The version last loaded; None before the first load or when it was lost."""
+
+    @abstractmethod
+    def load_weights(self, payload: WeightPayload) -> LoadReport:
+        """Take an adapter or full weights; the engine must be awake.
+
+        Raises WeightSyncError, with nothing changed, when names or shapes do not fit.
+        """
+
+    @abstractmethod
+    def check_probe(self, payload: WeightPayload) -> float:
+        """Relative difference |engine - trainer| / |trainer| of velocities on the payload's probe."""

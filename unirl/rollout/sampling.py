@@ -1,0 +1,70 @@
+"""Sampling with a model that lives in this process: what trainside and replica share."""
+
+from __future__ import annotations
+
+import torch
+
+from unirl.core.types import Conditioning, Rollout, RolloutRequest, Trajectory
+from unirl.models.base import DiffusionModel
+from unirl.samplers.denoise import sample_trajectory
+from unirl.samplers.guidance import guided_velocity
+from unirl.samplers.kernels import make_kernel
+from unirl.samplers.noise import keyed_noise
+
+
+@torch.no_grad()
+def sample_with_model(
+    model: DiffusionModel, request: RolloutRequest, forward_batch_size: int, device: torch.device
+) -> Rollout:
+    """Encode each prompt once, denoise in batches of forward_batch_size (0: all), decode.
+
+    Batches do not change the samples' noise, which is keyed per sample.
+    """
+    per_sample = torch.arange(len(request.prompts)).repeat_interleave(request.samples_per_prompt)
+    conditioning = model.encode(request.prompts.texts).select(per_sample)
+    negative = None
+    if request.sampling.guidance_scale > 1:
+        negative = model.encode([""]).select(torch.zeros_like(per_sample))
+    trajectories, images = [], []
+    for rows in per_sample.new_tensor(range(len(request))).split(forward_batch_size or len(request)):
+        trajectory = _denoise(model, request, rows, conditioning, negative, device)
+        trajectories.append(trajectory)
+        images.append(model.decode(trajectory.final_latents).cpu())
+    return Rollout(
+        request, _concatenate(trajectories), conditioning, negative, images=torch.cat(images)
+    )
+
+
+def _denoise(
+    model: DiffusionModel,
+    request: RolloutRequest,
+    rows: torch.Tensor,
+    conditioning: Conditioning,
+    negative: Conditioning | None,
+    device: torch.device,
+) -> Trajectory:
+    sampling = request.sampling
+    shape = model.latent_shape(sampling.height, sampling.width)
+    positive = conditioning.select(rows)
+    unconditional = None if negative is None else negative.select(rows)
+    step_keys = [request.step_noise_keys[row] for row in rows.tolist()]
+    initial_keys = [request.initial_noise_keys[row] for row in rows.tolist()]
+    return sample_trajectory(
+        lambda latents, sigma: guided_velocity(
+            model, latents, sigma, positive, unconditional, sampling.guidance_scale
+        ),
+        keyed_noise(initial_keys, shape).to(device),
+        request.sigmas,
+        make_kernel(sampling.kernel, sampling.eta, request.sigmas),
+        request.sde_steps,
+        lambda step: keyed_noise([f"{key}/step-{step}" for key in step_keys], shape).to(device),
+    )
+
+
+def _concatenate(parts: list[Trajectory]) -> Trajectory:
+    return Trajectory(
+        latents=torch.cat([part.latents for part in parts]),
+        next_latents=torch.cat([part.next_latents for part in parts]),
+        log_probs=torch.cat([part.log_probs for part in parts]),
+        final_latents=torch.cat([part.final_latents for part in parts]),
+    )

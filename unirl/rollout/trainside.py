@@ -1,0 +1,47 @@
+"""The engine that samples with the train stack's own weights: no copy, no sync, nothing to park."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from unirl.config.catalog import ENGINES
+from unirl.core.components import Moved
+from unirl.core.errors import WeightSyncError
+from unirl.core.types import Rollout, RolloutRequest
+from unirl.models.base import DiffusionModel
+from unirl.rollout.engine import RolloutEngine
+from unirl.rollout.sampling import sample_with_model
+
+
+class TrainsideEngine(RolloutEngine):
+    """Sleep and wake move nothing; the weight version is always the train stack's."""
+
+    capabilities = ENGINES["trainside"].capabilities
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        forward_batch_size: int,
+        device: torch.device,
+        train_version: Callable[[], int],
+    ) -> None:
+        self._model = model
+        self._forward_batch_size = forward_batch_size
+        self._device = device
+        self._train_version = train_version
+
+    def wake_up(self) -> Moved:
+        return Moved(0)
+
+    def sleep(self) -> Moved:
+        return Moved(0)
+
+    def generate(self, request: RolloutRequest) -> Rollout:
+        held = self._train_version()
+        if request.weight_version != held:
+            raise WeightSyncError(
+                f"asked to sample from weight version {request.weight_version}, holding {held}"
+            )
+        return sample_with_model(self._model, request, self._forward_batch_size, self._device)

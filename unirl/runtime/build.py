@@ -1,0 +1,205 @@
+"""The composition root: the only place that turns a RunConfig into objects and connects them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unirl.algorithms.base import Algorithm
+from unirl.config import catalog
+from unirl.config.components import import_component, is_own, sync_name
+from unirl.config.resources import resolve_path
+from unirl.config.schema import RewardConfig, RunConfig, ScorerConfig
+from unirl.core.types import PromptRecord
+from unirl.data.prompts import load_prompts
+from unirl.data.stream import PromptStream
+from unirl.models.base import DiffusionModel
+from unirl.models.lora import attach_lora
+from unirl.residency.planner import ResidencyPlanner, RoleMoves
+from unirl.residency.policy import ResidencyPolicy, Role
+from unirl.residency.trace import TransitionLog
+from unirl.reward.scorer import Scorer
+from unirl.reward.service import RewardService, WeightedScorer
+from unirl.rollout.engine import RolloutEngine
+from unirl.samplers.noise import seed_of
+from unirl.tracking.tracker import Tracker
+from unirl.train.stack import TrainStack
+from unirl.trainer.checkpoints import Checkpoints
+from unirl.trainer.clock import PhaseClock
+from unirl.trainer.diffusion import DiffusionTrainer
+from unirl.trainer.evaluation import Evaluator
+from unirl.trainer.phases import Phases
+from unirl.trainer.requests import RequestFactory
+from unirl.weight_sync.base import SharedWeights, WeightSync
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Training and evaluation records."""
+
+    train: tuple[PromptRecord, ...]
+    evaluation: tuple[PromptRecord, ...]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The three roles and the sync between two of them."""
+
+    stack: TrainStack
+    engine: RolloutEngine
+    reward: RewardService
+    sync: WeightSync
+
+
+def build_trainer(
+    config: RunConfig,
+    prompts: Prompts,
+    roles: Roles,
+    checkpoints: Checkpoints,
+    image_dir: Path,
+    transitions: TransitionLog,
+    tracker: Tracker,
+    should_stop: Callable[[], bool],
+) -> DiffusionTrainer:
+    """Wire the loop around loaded roles."""
+    planner = build_planner(config, roles, transitions)
+    phases = Phases(roles.engine, roles.reward, roles.sync, planner, PhaseClock())
+    requests = RequestFactory(config, roles.stack.model)
+    return DiffusionTrainer(
+        config,
+        roles.stack,
+        phases,
+        PromptStream(prompts.train, config.batch_size, config.seed),
+        requests,
+        Evaluator(config, phases, requests, prompts.evaluation, image_dir, should_stop),
+        checkpoints,
+        tracker,
+        transitions,
+        should_stop,
+    )
+
+
+def load_all_prompts(config: RunConfig) -> Prompts:
+    train = load_prompts(resolve_path(config.data.train), "data.train")
+    if config.data.eval is None:
+        return Prompts(train, train)
+    return Prompts(train, load_prompts(resolve_path(config.data.eval), "data.eval"))
+
+
+def build_roles(config: RunConfig, prompts: Prompts) -> Roles:
+    """Reward first: its complaints are the cheapest to find."""
+    device = pick_device(config.device)
+    reward = build_reward(config)
+    reward.check_records(prompts.train, "data.train")
+    if config.eval_interval > 0:
+        reward.check_records(prompts.evaluation, "data.eval")
+    shares_weights = sync_name(config) is None
+    train_model = build_model(config, device, with_encoders=shares_weights)
+    stack = build_stack(config, train_model, device)
+    engine_class = _resolve(config.rollout.engine, catalog.ENGINES)
+    forward_batch_size = config.rollout.forward_batch_size
+    if shares_weights:
+        engine = engine_class(
+            train_model, forward_batch_size, device, lambda: stack.weight_version
+        )
+        return Roles(stack, engine, reward, SharedWeights(stack))
+    rollout_model = build_model(config, device, with_encoders=True)
+    rollout_model.network.requires_grad_(False)
+    engine = engine_class(rollout_model, forward_batch_size, device)
+    sync_class = import_component(catalog.SYNCS[str(sync_name(config))].path)
+    return Roles(stack, engine, reward, sync_class(stack, engine, config.sync.verify))
+
+
+def build_model(config: RunConfig, device: torch.device, with_encoders: bool) -> DiffusionModel:
+    """The model on `device`, with its adapter attached or all its network trainable."""
+    family: type[DiffusionModel] = _resolve(config.model.family, catalog.MODELS)
+    model = family.load(
+        resolve_path(config.model.path),
+        frozen_dtype=DTYPES[config.model.frozen_dtype],
+        compute_dtype=DTYPES[config.model.precision],
+        max_sequence_length=config.model.max_sequence_length,
+        with_encoders=with_encoders,
+    )
+    lora = config.stack.lora
+    if lora is None:
+        model.network.float().requires_grad_(True)
+    else:
+        targets = lora.target_modules or list(catalog.MODELS[config.model.family].lora_targets)
+        seed = seed_of(f"{config.seed}/lora")
+        attach_lora(model.network, lora.rank, lora.alpha, targets, seed)
+    for module in [model.network, *model.frozen_modules.values()]:
+        module.to(device)
+    return model
+
+
+def build_stack(config: RunConfig, model: DiffusionModel, device: torch.device) -> TrainStack:
+    algorithm: Algorithm[Any] = _resolve(config.algorithm.path, catalog.ALGORITHMS)(
+        config.algorithm
+    )
+    windows = config.num_rollouts // config.accumulate_rollouts
+    return TrainStack(
+        model,
+        algorithm,
+        config.stack,
+        total_steps=windows * config.stack.num_updates_per_batch,
+        latent_shape=model.latent_shape(config.sampling.height, config.sampling.width),
+        device=device,
+    )
+
+
+def build_reward(config: RunConfig) -> RewardService:
+    reward = config.reward or RewardConfig()
+    missing = missing_judges(config.eval_rewards)
+    judges = {n: s for n, s in config.eval_rewards.items() if n not in missing}
+    return RewardService(
+        {n: WeightedScorer(_build_scorer(s), s.weight) for n, s in reward.scorers.items()},
+        {n: _build_scorer(s) for n, s in judges.items()},
+        reward,
+    )
+
+
+def missing_judges(judges: dict[str, ScorerConfig]) -> dict[str, list[str]]:
+    """Optional judges that cannot run, and the packages they lack."""
+    missing = {}
+    for name, judge in judges.items():
+        if judge.optional and judge.path in catalog.SCORERS:
+            requires = catalog.SCORERS[judge.path].requires
+            lacking = [package for package in requires if find_spec(package) is None]
+            if lacking:
+                missing[name] = lacking
+    return missing
+
+
+def _build_scorer(config: ScorerConfig) -> Scorer:
+    return _resolve(config.path, catalog.SCORERS)(**config.args)
+
+
+def build_planner(
+    config: RunConfig, roles: Roles, transitions: TransitionLog
+) -> ResidencyPlanner:
+    """Tracks the roles that share the slab: train unless it samples by itself, rollout, reward."""
+    moves = {Role.ROLLOUT: RoleMoves(roles.engine.wake_up, roles.engine.sleep)}
+    if not roles.engine.capabilities.shares_train_weights:
+        moves[Role.TRAIN] = RoleMoves(roles.stack.onload, roles.stack.offload)
+    moves[Role.REWARD] = RoleMoves(roles.reward.onload, roles.reward.offload)
+    policy = ResidencyPolicy(
+        config.train_resident, config.rollout_resident, config.reward_resident
+    )
+    return ResidencyPlanner(policy, moves, transitions.record)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def _resolve(name: str, table: dict[str, Any]) -> type[Any]:
+    return import_component(name if is_own(name) else table[name].path)

@@ -1,0 +1,143 @@
+"""Run a validated configuration in this process, from an empty directory to the last picture."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from unirl.checkpoint.state import read_trainer_state
+from unirl.config.schema import RunConfig
+from unirl.residency.trace import TransitionLog
+from unirl.runtime.build import (
+    Roles,
+    build_roles,
+    build_trainer,
+    load_all_prompts,
+    missing_judges,
+)
+from unirl.runtime.interrupt import GracefulStop
+from unirl.runtime.run_directory import RunDirectory
+from unirl.tracking.console import ConsoleSink, setup_logging, summary
+from unirl.tracking.jsonl import JsonlSink, read_rows
+from unirl.tracking.plots import save_curves
+from unirl.tracking.tracker import Sink, Tracker
+from unirl.tracking.wandb_sink import WandbSink
+from unirl.trainer.checkpoints import Checkpoints
+from unirl.trainer.diffusion import TrainResult
+from unirl.trainer.requests import evaluation_params
+
+logger = logging.getLogger("unirl.runtime")
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+def run(config: RunConfig) -> int:
+    """Train; returns the process's exit code."""
+    if config.num_threads > 0:
+        torch.set_num_threads(config.num_threads)
+    console = Console()
+    with ExitStack() as resources:
+        directory = resources.enter_context(RunDirectory(config))
+        source = directory.checkpoint_to_resume()
+        setup_logging(directory.path, console)
+        stop = resources.enter_context(GracefulStop())
+        result = _train(config, directory, source, console, stop, resources)
+        _finish(directory, result)
+    return INTERRUPTED if result.interrupted else 0
+
+
+def _train(
+    config: RunConfig,
+    directory: RunDirectory,
+    source: Path | None,
+    console: Console,
+    stop: GracefulStop,
+    resources: ExitStack,
+) -> TrainResult:
+    """Everything that can be refused is loaded before the first row is written."""
+    prompts = load_all_prompts(config)
+    roles = build_roles(config, prompts)
+    _announce(config, roles, directory)
+    wandb_ids = [read_trainer_state(source).wandb_run_id] if source else [None]
+    checkpoints = Checkpoints(
+        config, roles.stack, directory.checkpoint_dir, source, lambda: wandb_ids[-1]
+    )
+    start = checkpoints.restore()
+    directory.begin(start)
+    transitions = TransitionLog(directory.transitions_file)
+    resources.callback(transitions.close)
+    sinks: list[Sink] = [JsonlSink(directory.metrics_file), _console_sink(config, console, start)]
+    if config.logging.report_to_wandb:
+        wandb_sink = _wandb_sink(config, directory, wandb_ids[-1])
+        wandb_ids.append(wandb_sink.run_id)
+        sinks.append(wandb_sink)
+    tracker = resources.enter_context(Tracker(sinks))
+    trainer = build_trainer(
+        config,
+        prompts,
+        roles,
+        checkpoints,
+        directory.image_dir,
+        transitions,
+        tracker,
+        stop.requested,
+    )
+    return trainer.train(start)
+
+
+def _announce(config: RunConfig, roles: Roles, directory: RunDirectory) -> None:
+    total = sum(parameter.numel() for parameter in roles.stack.model.network.parameters())
+    logger.info(
+        "%s: training %.3g of %.3g M parameters of %s, results in %s",
+        config.run_name,
+        roles.stack.num_trained / 1e6,
+        total / 1e6,
+        config.model.path,
+        directory.path,
+    )
+    for name, packages in missing_judges(config.eval_rewards).items():
+        logger.info("eval_rewards.%s is left out: install %s", name, ", ".join(packages))
+
+
+def _console_sink(config: RunConfig, console: Console, start: int) -> ConsoleSink:
+    return ConsoleSink(
+        console,
+        config.num_rollouts,
+        start,
+        evaluation_params(config),
+        config.eval_samples_per_prompt,
+    )
+
+
+def _wandb_sink(config: RunConfig, directory: RunDirectory, run_id: str | None) -> WandbSink:
+    logging_config = config.logging
+    return WandbSink(
+        logging_config.project_name,
+        logging_config.entity,
+        config.run_name,
+        logging_config.tags,
+        directory.path,
+        config.model_dump(mode="json"),
+        run_id,
+    )
+
+
+def _finish(directory: RunDirectory, result: TrainResult) -> None:
+    """Curves, and the before -> after table as the last lines."""
+    if not directory.metrics_file.stat().st_size:
+        return
+    save_curves(directory.metrics_file, directory.path / "curves.png")
+    evaluations = [row for row in read_rows(directory.metrics_file) if row.kind == "eval"]
+    if result.interrupted:
+        logger.info(
+            "stopped after %d rollouts; go on with load_dir=%s",
+            result.rollouts_done,
+            directory.path,
+        )
+    if evaluations:
+        summary(evaluations[0].metrics, evaluations[-1].metrics, directory.path)

@@ -1,0 +1,35 @@
+"""Classifier-free guidance around a model's velocity."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from unirl.core.types import Conditioning
+
+
+class VelocityModel(Protocol):
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor: ...
+
+
+def guided_velocity(
+    model: VelocityModel,
+    latents: Tensor,
+    sigma: Tensor,
+    conditioning: Conditioning,
+    negative: Conditioning | None,
+    scale: float,
+) -> Tensor:
+    """[B, *latent] v_uncond + scale (v_cond - v_uncond) (arXiv:2207.12598).
+
+    negative=None means no guidance. Both halves run in one batch, unconditional first, as in the
+    diffusers pipelines: two batches of half the size would round differently.
+    """
+    if negative is None:
+        return model.velocity(latents, sigma, conditioning)
+    both = type(conditioning).cat([negative, conditioning])
+    pair = model.velocity(torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
+    unconditional, conditional = pair.chunk(2)
+    return unconditional + scale * (conditional - unconditional)

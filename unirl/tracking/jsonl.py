@@ -1,0 +1,97 @@
+"""Rows as lines of JSON: `metrics.jsonl`, read by people, scripts and `tracking.plots`.
+
+    {"kind": "rollout", "rollout": 3, "optimizer_step": 4, "rollout/reward_mean": 0.5, ...}
+
+Floats keep full precision. JSON has no NaN, so it and the infinities are the strings "nan", "inf"
+and "-inf"; `float()` reads them back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from unirl.tracking.files import output_errors, replacing
+from unirl.tracking.tracker import Row, Sink
+
+
+class JsonlSink(Sink):
+    """Appends one line a row; each is handed to the system at once, so a kill loses none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with output_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+
+    def log(self, row: Row) -> None:
+        fields = {
+            "kind": row.kind,
+            "rollout": row.rollout,
+            "optimizer_step": row.optimizer_step,
+            **{name: _jsonable(float(value)) for name, value in row.metrics.items()},
+        }
+        with output_errors(self._path):
+            self._file.write(json.dumps(fields) + "\n")
+            self._file.flush()
+
+    def image(self, name: str, path: Path, rollout: int) -> None:
+        """Images lie in the run directory already."""
+
+    def close(self) -> None:
+        with output_errors(self._path):
+            self._file.close()
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a `metrics.jsonl`, in order."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            fields = json.loads(line)
+            kind, rollout, step = (
+                fields.pop(name) for name in ("kind", "rollout", "optimizer_step")
+            )
+            yield Row(kind, rollout, step, {name: float(value) for name, value in fields.items()})
+
+
+def rewind(path: Path, rollout: int) -> int:
+    """Take back what a run logged at or after `rollout`, before it resumes there.
+
+    Works on any file of JSON lines with a "rollout" field. The lines taken back, and a last line
+    that a kill cut short, go to `<name>.before-resume-<rollout>` beside it.
+
+    Returns:
+        The number of lines moved.
+    """
+    if not path.exists():
+        return 0
+    with output_errors(path), path.open(encoding="utf-8", errors="surrogateescape") as file:
+        lines = list(file)
+    moved = [line for line in lines if not _is_before(line, rollout)]
+    if not moved:
+        return 0
+    aside = path.with_name(f"{path.name}.before-resume-{rollout}")
+    # Save the moved lines first: a kill in between doubles them, it loses none.
+    with output_errors(aside), aside.open("a", encoding="utf-8", errors="surrogateescape") as file:
+        file.writelines(line if line.endswith("\n") else line + "\n" for line in moved)
+        file.flush()
+        os.fsync(file.fileno())
+    with replacing(path) as temporary:
+        kept = "".join(line for line in lines if _is_before(line, rollout))
+        temporary.write_text(kept, encoding="utf-8", errors="surrogateescape")
+    return len(moved)
+
+
+def _is_before(line: str, rollout: int) -> bool:
+    """Whether a complete line belongs to an earlier rollout."""
+    try:
+        return line.endswith("\n") and json.loads(line)["rollout"] < rollout
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _jsonable(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,106 @@
+"""The catalogue of metrics: every name a run logs, with its unit and meaning.
+
+`<...>` in a name stands for a component, role or phase. To add a metric, add a line to `METRICS`;
+the reference in the docs is made from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    unit: str
+    """"" for a plain number."""
+    meaning: str
+
+
+METRICS: Mapping[str, Metric] = {
+    # rollout/: what was sampled, over the samples of one window
+    "rollout/reward_mean": Metric("reward", "mean total reward of the samples trained on"),
+    "rollout/reward_std": Metric("reward", "standard deviation over all samples"),
+    "rollout/reward_min": Metric("reward", "worst sample"),
+    "rollout/reward_max": Metric("reward", "best sample"),
+    "rollout/reward_<component>_mean": Metric("score", "one scorer's own score, unweighted"),
+    "rollout/reward_<component>_std": Metric("score", "its standard deviation"),
+    "rollout/reward_<component>_min": Metric("score", "its lowest score"),
+    "rollout/reward_<component>_max": Metric("score", "its highest score"),
+    "rollout/zero_std_group_ratio": Metric(
+        "fraction", "groups whose samples all got the same reward; nothing is learned from them"
+    ),
+    "rollout/group_count": Metric("groups", "prompts sampled"),
+    "rollout/num_samples": Metric("samples", "samples drawn, failed ones included"),
+    "rollout/dropped_groups": Metric("groups", "groups left out because a score failed"),
+    "rollout/advantage_mean": Metric("", "near 0 by construction"),
+    "rollout/advantage_std": Metric("", "near 1, lower with zero-std groups"),
+    "rollout/advantage_min": Metric("", "lowest advantage, at least -adv_clip_max"),
+    "rollout/advantage_max": Metric("", "highest advantage, at most adv_clip_max"),
+    # train/: optimizer steps of one window
+    "train/loss": Metric("", "policy loss plus weighted penalties"),
+    "train/policy_loss": Metric("", "clipped surrogate alone; its value says little, near 0"),
+    "train/ratio_mean": Metric("ratio", "new over old probability; 1 before the first update"),
+    "train/ratio_min": Metric("ratio", "lowest ratio"),
+    "train/ratio_max": Metric("ratio", "highest ratio"),
+    "train/ratio_std": Metric("ratio", "standard deviation of the ratio"),
+    "train/log_ratio_abs_max": Metric(
+        "nats per latent element", "largest |new - old log-prob|, at full precision"
+    ),
+    "train/clip_fraction": Metric("fraction", "transitions whose gradient the clip removed"),
+    "train/clip_fraction_high": Metric("fraction", "those above the upper bound"),
+    "train/clip_fraction_low": Metric("fraction", "those below the lower bound"),
+    "train/clip_range": Metric("ratio", "half-width of the interval the ratio is clipped to"),
+    "train/approx_kl": Metric(
+        "nats per latent element",
+        "distance from the sampling policy, half the mean squared log-ratio",
+    ),
+    "train/kl_reference": Metric(
+        "nats per latent element", "exact Gaussian KL to the model without adapter"
+    ),
+    "train/grad_norm": Metric("", "gradient norm before clipping"),
+    "train/lr": Metric("", "learning rate, mean over the window's steps"),
+    "train/skipped_steps": Metric("steps", "optimizer steps not taken: non-finite gradients"),
+    "train/optimizer_step": Metric("steps", "optimizer steps done so far"),
+    "train/rollout_replay_log_prob_diff_mean": Metric(
+        "nats per latent element", "mean |engine's - replayed log-prob|: sampler and trainer agree"
+    ),
+    "train/rollout_replay_log_prob_diff_max": Metric(
+        "nats per latent element", "largest |engine's - replayed log-prob|"
+    ),
+    # perf/: wall-clock time of one window
+    "perf/samples_per_second": Metric("samples / s", "samples trained on per second of the window"),
+    "perf/<phase>_seconds": Metric(
+        "s", "time in one phase: rollout, reward, sync, train, evaluate, save, total"
+    ),
+    # eval/: held-out prompts with fixed noise
+    "eval/reward_mean": Metric("reward", "mean total reward on the evaluation prompts"),
+    "eval/num_samples": Metric("samples", "samples scored"),
+    "eval/judge_<name>_mean": Metric("score", "mean score of a judge that training never sees"),
+    "eval/<component>_mean": Metric("score", "mean of one scorer, unweighted"),
+    # residency/: moves of weights in one window
+    "residency/<role>_onloads": Metric("transitions", "times a role's weights went to the device"),
+    "residency/<role>_offloads": Metric("transitions", "times they left it"),
+    "residency/moved_bytes": Metric("bytes", "copied between host and device, both ways"),
+    "residency/seconds": Metric("s", "time spent moving"),
+}
+
+
+def describe(name: str) -> Metric:
+    """Unit and meaning of a logged metric.
+
+    Raises:
+        LookupError: the name is not in the catalogue.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    for pattern, metric in METRICS.items():
+        if "<" in pattern and re.fullmatch(_regex(pattern), name):
+            return metric
+    raise LookupError(f"metric '{name}' is not in the catalogue; add it to unirl.tracking.metrics")
+
+
+def _regex(pattern: str) -> str:
+    """ "eval/<component>_mean" -> "eval/[^/]+_mean"."""
+    return "[^/]+".join(re.escape(part) for part in re.split(r"<\w+>", pattern))

@@ -1,0 +1,52 @@
+"""AdamW and its learning-rate schedule from config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from unirl.config.schema import OptimizerConfig, SchedulerConfig
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], config: OptimizerConfig
+) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        weight_decay=config.weight_decay,
+    )
+
+
+def learning_rate_factor(config: SchedulerConfig, step: int, total_steps: int) -> float:
+    """What the base learning rate is multiplied by at optimizer step 0, 1, ..."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    span = max(1, (config.total_steps or total_steps) - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / span)
+    match config.type:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def moment_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The optimizer's tensors that live beside the parameters; none before the first step.
+
+    AdamW's `step` counters are left out: they are CPU scalars and a copy on the GPU would cost a
+    transfer per parameter and step.
+    """
+    return [
+        value
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if name != "step" and isinstance(value, Tensor)
+    ]

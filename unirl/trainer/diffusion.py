@@ -1,0 +1,155 @@
+"""The loop. Read this file first.
+
+    rollout -> reward -> advantage -> optimizer step -> evaluate -> save
+
+One slab of devices is shared by three roles: the train stack, the rollout engine and the reward
+service. This file says what happens in which order; who is on the device when is decided by the
+`ResidencyPlanner`, which the phases tell what comes next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unirl.algorithms.advantage import group_relative
+from unirl.config.schema import RunConfig
+from unirl.core.types import ScoredRollout
+from unirl.data.stream import PromptStream
+from unirl.residency.policy import Role
+from unirl.residency.trace import TransitionLog
+from unirl.tracking.tracker import Row, Tracker
+from unirl.train.stack import TrainStack
+from unirl.trainer.checkpoints import Checkpoints
+from unirl.trainer.evaluation import Evaluator
+from unirl.trainer.phases import Phases
+from unirl.trainer.requests import RequestFactory
+from unirl.trainer.window_metrics import rollout_metrics, train_metrics
+from unirl.trainer.windows import sync_is_due, windows
+
+logger = logging.getLogger("unirl.trainer")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    rollouts_done: int
+    interrupted: bool
+
+
+class DiffusionTrainer:
+    """Trains a diffusion model on rewards of its own samples."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stack: TrainStack,
+        phases: Phases,
+        prompts: PromptStream,
+        requests: RequestFactory,
+        evaluator: Evaluator,
+        checkpoints: Checkpoints,
+        tracker: Tracker,
+        transitions: TransitionLog,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._stack = stack
+        self._phases = phases
+        self._prompts = prompts
+        self._requests = requests
+        self._evaluator = evaluator
+        self._checkpoints = checkpoints
+        self._tracker = tracker
+        self._transitions = transitions
+        self._should_stop = should_stop
+        self._resumed_at: int | None = None
+
+    def train(self, start: int) -> TrainResult:
+        """Run rollouts from `start` up to num_rollouts, or until asked to stop.
+
+        `start` is above 0 when the roles were restored from a checkpoint. A run that is stopped
+        early writes a checkpoint first.
+        """
+        config = self._config
+        done = start
+        self._resumed_at = start if start > 0 else None
+        if config.eval_interval > 0:
+            self._evaluate(start)
+        for window in windows(start, config.num_rollouts, config.accumulate_rollouts):
+            if self._should_stop():
+                break
+            self._train_window(window)
+            done = window[-1] + 1
+            if config.eval_interval > 0 and done % config.eval_interval == 0:
+                self._evaluate(done)
+            if self._checkpoints.is_due(done):
+                self._save(done)
+        interrupted = done < config.num_rollouts
+        if interrupted and done > start and not self._checkpoints.is_due(done):
+            self._save(done)
+        return TrainResult(done, interrupted)
+
+    def _train_window(self, window: range) -> None:
+        """Collect accumulate_rollouts rollouts, then train on all of them at once."""
+        clock = self._phases.clock
+        with clock.phase("total"):
+            scored = [self._collect(rollout_id) for rollout_id in window]
+            with clock.phase("train"):
+                self._phases.residency.enter(Role.TRAIN)
+                # Before the step: a step that fails halfway must not leave an old adapter cached.
+                self._phases.sync.invalidate()
+                updates = self._stack.update(scored)
+        metrics = rollout_metrics(scored) | train_metrics(updates) | self._take_costs()
+        metrics["train/optimizer_step"] = float(self._stack.weight_version)
+        metrics["perf/samples_per_second"] = (
+            metrics["rollout/num_samples"] / metrics["perf/total_seconds"]
+        )
+        self._tracker.log(Row("rollout", window[-1], self._stack.weight_version, metrics))
+
+    def _collect(self, rollout_id: int) -> ScoredRollout:
+        """Sample and score one rollout, and compare each sample with its siblings."""
+        config = self._config
+        self._transitions.at(rollout_id)
+        request = self._requests.training(rollout_id, self._prompts.batch(rollout_id))
+        sync_due = sync_is_due(rollout_id, config.weight_sync_interval, self._resumed_at)
+        rollout = self._phases.generate(request, sync_weights=sync_due)
+        rewards = self._phases.score(rollout)
+        advantages = group_relative(
+            rewards.total,
+            rewards.valid,
+            request.samples_per_prompt,
+            config.adv_use_global_std,
+            config.algorithm.adv_clip_max,
+        )
+        return ScoredRollout(
+            rollout.request,
+            rollout.trajectory,
+            rollout.conditioning,
+            rollout.negative_conditioning,
+            rewards,
+            advantages,
+        )
+
+    def _evaluate(self, rollouts_done: int) -> None:
+        self._transitions.at(rollouts_done)
+        with self._phases.clock.phase("evaluate"):
+            evaluation = self._evaluator.run(rollouts_done, sync_weights=True)
+        if evaluation is None:
+            return
+        row = Row("eval", rollouts_done, self._stack.weight_version, evaluation.metrics)
+        self._tracker.log(row)
+        for path in evaluation.pictures:
+            self._tracker.image("eval/samples", path, rollouts_done)
+
+    def _save(self, rollouts_done: int) -> None:
+        self._transitions.at(rollouts_done)
+        with self._phases.clock.phase("save"):
+            self._phases.residency.enter(Role.TRAIN)
+            self._checkpoints.save(rollouts_done)
+
+    def _take_costs(self) -> dict[str, float]:
+        """Seconds and moves since the last row; evaluation and save count to the next one."""
+        return self._phases.clock.take_metrics() | self._transitions.take_metrics()

@@ -1,0 +1,16 @@
+"""Windows of rollouts and what is due after them: pure arithmetic of rollout ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+def windows(start: int, num_rollouts: int, size: int) -> Iterator[range]:
+    """Consecutive ranges of `size` rollout ids from `start` up to `num_rollouts`."""
+    for first in range(start, num_rollouts, size):
+        yield range(first, min(first + size, num_rollouts))
+
+
+def sync_is_due(rollout_id: int, interval: int, resumed_at: int | None) -> bool:
+    """Before this rollout: every `interval` rollouts but the first, and always after a resume."""
+    return (rollout_id > 0 and rollout_id % interval == 0) or rollout_id == resumed_at
