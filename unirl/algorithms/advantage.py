@@ -11,7 +11,7 @@ EPSILON = 1e-8
 def group_relative(
     rewards: Tensor, valid: Tensor, group_size: int, use_global_std: bool, clip_max: float
 ) -> Tensor:
-    """[B] float32: reward minus the mean of its prompt's group, over a std (GRPO, arXiv:2402.03300).
+    """[B] reward minus its prompt group's mean, over a std, float32 (GRPO, arXiv:2402.03300).
 
     rewards [B] float32 and valid [B] bool are prompt-major, group_size samples a prompt. The std is
     the group's, or with use_global_std that of all valid rewards of the batch; both are population

@@ -30,7 +30,7 @@ from unirl.samplers.kernels import Kernel, make_kernel
 
 @dataclass(frozen=True)
 class TransitionRows:
-    """R = sum of N x S transitions, step-major: a slice of one sampling batch is one sampling step."""
+    """R transitions of N samples, in the order (step, sample), as sampling made them."""
 
     latents: Tensor
     """[R, *latent] float32."""
@@ -199,10 +199,7 @@ def _concatenate(parts: Sequence[TransitionRows]) -> TransitionRows:
     first = parts[0]
     if len(parts) == 1:
         return first
-    per_row = {
-        name: torch.cat([getattr(part, name) for part in parts])
-        for name in PER_ROW
-    }
+    per_row = {name: torch.cat([getattr(part, name) for part in parts]) for name in PER_ROW}
     negatives = [part.negative_conditioning for part in parts]
     present = [negative for negative in negatives if negative is not None]
     return replace(

@@ -13,17 +13,30 @@ from pathlib import PurePath
 
 from unirl.config import catalog
 from unirl.config.components import (
-    absent_packages,
     algorithm_capabilities,
     engine_capabilities,
     import_component,
     is_own,
     require_known,
-    sync_capabilities,
 )
 from unirl.config.geometry import batch_geometry, image_size, stochastic_steps
 from unirl.config.problem import Problem
 from unirl.config.resources import resolve_path
+from unirl.config.reward_checks import (
+    all_scorers,
+    reward_present,
+    scorer_names,
+    scorer_packages,
+    trained_scorers,
+)
+from unirl.config.role_checks import (
+    adapter_lost_on_sleep,
+    available,
+    fractions,
+    old_log_prob,
+    train_parking,
+    trainside_separate,
+)
 from unirl.config.schema import RunConfig, ScorerConfig
 from unirl.core.errors import ConfigError
 
@@ -76,7 +89,7 @@ def _family(config: RunConfig) -> Iterator[Problem]:
 
 
 def _scorers(config: RunConfig) -> Iterator[Problem]:
-    for key, scorer in _all_scorers(config):
+    for key, scorer in all_scorers(config):
         try:
             require_known(scorer.path, catalog.SCORERS)
         except ConfigError as error:
@@ -91,76 +104,6 @@ def _scorer_arguments(key: str, scorer: ScorerConfig) -> Iterator[Problem]:
     except TypeError as error:
         found = f"{scorer.path} cannot be built with args {scorer.args}: {error}."
         yield Problem(f"{key}.args", found)
-
-
-def _all_scorers(config: RunConfig) -> list[tuple[str, ScorerConfig]]:
-    trained = {} if config.reward is None else config.reward.scorers
-    return [
-        *((f"reward.scorers.{name}", scorer) for name, scorer in trained.items()),
-        *((f"eval_rewards.{name}", scorer) for name, scorer in config.eval_rewards.items()),
-    ]
-
-
-# Reward
-
-
-def _scorer_packages(config: RunConfig) -> Iterator[Problem]:
-    for key, scorer in _all_scorers(config):
-        absent = absent_packages(scorer.path)
-        if absent and not scorer.optional:
-            yield Problem(
-                f"{key}.path",
-                f"is {scorer.path!r}, which needs {' and '.join(absent)}: not installed. "
-                f"Install it, or remove the scorer: ~{key}",
-            )
-
-
-def _scorer_names(config: RunConfig) -> Iterator[Problem]:
-    for key, _ in _all_scorers(config):
-        block, _, name = key.rpartition(".")
-        if not re.fullmatch(r"\w+", name):
-            yield Problem(key, f"{name!r} becomes part of metric names: use letters, digits and _.")
-        if block == "eval_rewards" and name == "reward":
-            yield Problem(key, "is taken by the total reward. Give the judge another name.")
-
-
-def _trained_scorers(config: RunConfig) -> Iterator[Problem]:
-    scorers = {} if config.reward is None else config.reward.scorers
-    for name, scorer in scorers.items():
-        if scorer.optional:
-            yield Problem(
-                f"reward.scorers.{name}.optional",
-                "is true, but the reward that is trained on must be the same everywhere; only "
-                "eval_rewards may be optional. Set it to false.",
-            )
-    if scorers and all(scorer.weight == 0 for scorer in scorers.values()):
-        names = " and ".join(f"reward.scorers.{name}.weight" for name in scorers)
-        yield Problem(
-            "reward.scorers", f"has only weights of 0, so nothing is learnt: set {names}."
-        )
-
-
-def _reward_present(config: RunConfig) -> Iterator[Problem]:
-    if config.reward is not None and config.reward.scorers:
-        return
-    found = "is null" if config.reward is None else "has no scorers"
-    if algorithm_capabilities(config).needs_advantages:
-        yield Problem(
-            "reward",
-            f"{found}, but algorithm.path={config.algorithm.path} needs advantages and these need "
-            "a reward. Choose a config group, e.g. reward=ocr_color, or set reward.scorers.",
-        )
-    elif config.eval_interval > 0:
-        yield Problem(
-            "eval_interval",
-            f"is {config.eval_interval}, but reward {found}, so there is nothing to evaluate. "
-            "Set eval_interval=0 or reward.scorers.",
-        )
-    if config.reward_fraction > 0:
-        yield Problem(
-            "reward_fraction",
-            f"is {config.reward_fraction}, but reward {found}. Set reward_fraction=0.",
-        )
 
 
 # Training
@@ -250,79 +193,6 @@ def _adapter(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-# Roles
-
-
-def _old_log_prob(config: RunConfig) -> Iterator[Problem]:
-    asked = config.algorithm.old_log_prob == "rollout"
-    if asked and not engine_capabilities(config).emits_log_probs:
-        yield Problem(
-            "algorithm.old_log_prob",
-            f"is 'rollout', but rollout.engine={config.rollout.engine} returns no log-probs. "
-            "Set algorithm.old_log_prob=replay.",
-        )
-
-
-def _adapter_lost_on_sleep(config: RunConfig) -> Iterator[Problem]:
-    sync = sync_capabilities(config)
-    if (
-        sync is not None
-        and sync.adapters_only
-        and not engine_capabilities(config).keeps_adapter_on_sleep
-        and config.weight_sync_interval > 1
-        and not config.rollout_resident
-    ):
-        yield Problem(
-            "weight_sync_interval",
-            f"is {config.weight_sync_interval}, but rollout.engine={config.rollout.engine} loses "
-            "its adapter when it is parked, after every rollout. Set weight_sync_interval=1 or "
-            "rollout_resident=true.",
-        )
-
-
-def _train_parking(config: RunConfig) -> Iterator[Problem]:
-    """The first reason why the train stack cannot be parked; later ones would mislead."""
-    if config.train_resident:
-        return
-    key, fix = "train_resident", "Set train_resident=true"
-    sync = sync_capabilities(config)
-    if config.layout == "separate":
-        found = "layout=separate gives the train stack devices of its own: nothing to park it for"
-        yield Problem(key, f"is false, but {found}. {fix}.")
-    elif sync is None:
-        found = f"rollout.engine={config.rollout.engine} samples with the train stack's own weights"
-        yield Problem(key, f"is false, but {found}: nothing to park. {fix}, or layout=colocate.")
-    elif not sync.staged:
-        found = "the weight sync of full weights reads the trainer while it loads the engine"
-        yield Problem(key, f"is false, but {found}. {fix}, or train an adapter: stack.lora={{}}.")
-    elif algorithm_capabilities(config).needs_ema_rollout:
-        found = f"algorithm.path={config.algorithm.path} samples with an EMA the train stack holds"
-        yield Problem(key, f"is false, but {found}. {fix}.")
-
-
-def _trainside_separate(config: RunConfig) -> Iterator[Problem]:
-    if config.layout == "separate" and engine_capabilities(config).shares_train_weights:
-        yield Problem(
-            "layout",
-            f"is 'separate', but rollout.engine={config.rollout.engine} samples with the train "
-            "stack's own weights, on its devices. Set layout=colocate.",
-        )
-
-
-def _fractions(config: RunConfig) -> Iterator[Problem]:
-    train, reward = config.train_fraction, config.reward_fraction
-    if not 0 <= reward < 1:
-        yield Problem("reward_fraction", f"is {reward:g}; it must be at least 0 and below 1.")
-    elif config.layout == "separate" and not 0 < train < 1:
-        yield Problem("train_fraction", f"is {train:g}; it must lie between 0 and 1.")
-    elif config.layout == "separate" and train + reward >= 1:
-        yield Problem(
-            "train_fraction",
-            f"{train:g} + reward_fraction {reward:g} = {train + reward:g} leaves no devices for "
-            "rollouts. Lower one, so that the sum is below 1.",
-        )
-
-
 # Surroundings
 
 
@@ -348,23 +218,11 @@ def _device(config: RunConfig) -> Iterator[Problem]:
         yield Problem("device", f"is {config.device!r}; allowed: auto, cpu, cuda, cuda:<n>, mps.")
 
 
-def _available(config: RunConfig) -> Iterator[Problem]:
-    only = "not available in this version, which runs all roles on one device."
-    if config.layout == "separate":
-        yield Problem("layout", f"is 'separate': {only} Set layout=colocate.")
-    if config.num_devices > 1:
-        yield Problem("num_devices", f"is {config.num_devices}: {only} Set num_devices=1.")
-    if config.reward_fraction > 0:
-        yield Problem(
-            "reward_fraction", f"is {config.reward_fraction:g}: {only} Set reward_fraction=0."
-        )
-
-
 _CHECKS: dict[Check, tuple[str, ...]] = {
-    _scorer_packages: ("reward.scorers", "eval_rewards"),
-    _scorer_names: (),
-    _trained_scorers: ("reward.scorers",),
-    _reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
+    scorer_packages: ("reward.scorers", "eval_rewards"),
+    scorer_names: (),
+    trained_scorers: ("reward.scorers",),
+    reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
     _group_size: ("sampling.samples_per_prompt", "algorithm.path"),
     stochastic_steps: ("sampling", "eval_sampling", "eval_eta", "algorithm.path"),
     image_size: ("sampling.height", "sampling.width", "eval_sampling", "model.family"),
@@ -385,19 +243,19 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     ),
     _schedule: ("stack.scheduler",),
     _adapter: ("stack.lora", "model.family", "algorithm.kl_coefficient", "save_mode"),
-    _old_log_prob: ("algorithm.old_log_prob", "rollout.engine"),
-    _adapter_lost_on_sleep: (
+    old_log_prob: ("algorithm.old_log_prob", "rollout.engine"),
+    adapter_lost_on_sleep: (
         "rollout.engine",
         "stack.lora",
         "weight_sync_interval",
         "rollout_resident",
     ),
-    _train_parking: ("train_resident", "layout", "rollout.engine", "stack.lora", "algorithm.path"),
-    _trainside_separate: ("layout", "rollout.engine"),
-    _fractions: ("layout", "train_fraction", "reward_fraction"),
+    train_parking: ("train_resident", "layout", "rollout.engine", "stack.lora", "algorithm.path"),
+    trainside_separate: ("layout", "rollout.engine"),
+    fractions: ("layout", "train_fraction", "reward_fraction"),
     _model_path: ("model.path",),
     _run_directory: ("run_name", "output_dir"),
     _device: ("device",),
-    _available: ("layout", "num_devices", "reward_fraction"),
+    available: ("layout", "num_devices", "reward_fraction"),
 }
 """Check -> the keys it reads, in the order of the report."""

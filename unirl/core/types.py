@@ -82,7 +82,7 @@ class RolloutRequest:
 
 
 class Conditioning:
-    """Text embeddings of B samples. Families subclass it as a frozen dataclass of [B, ...] tensors."""
+    """Text embeddings of B samples: families make it a frozen dataclass of [B, ...] tensors."""
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         changed = {f.name: function(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]

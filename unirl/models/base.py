@@ -1,6 +1,6 @@
 """The model contract: a family says how to encode, what the velocity is and how to decode.
 
-Sampling loop, guidance, replay, LoRA and weight moves exist once, elsewhere; a family has none of it.
+Sampling loop, guidance, replay, LoRA and weight moves exist once, elsewhere.
 Flow matching: x_sigma = (1 - sigma) x0 + sigma noise, velocity = noise - x0, sigma from 1 to 0.
 """
 

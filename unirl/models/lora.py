@@ -36,7 +36,11 @@ def attach_lora(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(
-            LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules)),
+            LoraConfig(
+                r=rank,
+                lora_alpha=alpha,  # type: ignore[arg-type]  (a float works and is kept)
+                target_modules=list(target_modules),
+            ),
             network,
             adapter_name=ADAPTER_NAME,
         )

@@ -48,7 +48,9 @@ class TinyModel(DiffusionModel):
             network, tokenizer = load_tiny_dit(path)
         except (FileNotFoundError, ValueError) as error:
             raise ModelError(f"model.path: {error}") from error
-        network = network.to(frozen_dtype).eval().requires_grad_(False)
+        # float32 arithmetic needs float32 weights.
+        dtype = torch.float32 if compute_dtype == torch.float32 else frozen_dtype
+        network = network.to(dtype).eval().requires_grad_(False)
         own_storages(network)
         return cls(network, tokenizer, compute_dtype)
 
@@ -81,7 +83,7 @@ class TinyModel(DiffusionModel):
         return (3, height, width)
 
     def sigmas(self, num_steps: int, height: int, width: int) -> tuple[float, ...]:
-        return tuple(1 - step / num_steps for step in range(num_steps)) + (0.0,)
+        return (*(1 - step / num_steps for step in range(num_steps)), 0.0)
 
     def example_conditioning(self, batch: int, generator: torch.Generator) -> TinyConditioning:
         shape = (batch, self._tokenizer.num_tokens)

@@ -126,4 +126,3 @@ class ResidencyPlanner:
         transition = Transition(self._seq, move.role, move.to_device, cause, moved, seconds)
         self._record(transition)
         return transition
-

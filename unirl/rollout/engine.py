@@ -49,4 +49,4 @@ class SyncedEngine(RolloutEngine):
 
     @abstractmethod
     def check_probe(self, payload: WeightPayload) -> float:
-        """Relative difference |engine - trainer| / |trainer| of velocities on the payload's probe."""
+        """|engine - trainer| / |trainer| of their velocities on the payload's probe."""

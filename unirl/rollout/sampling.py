@@ -26,7 +26,7 @@ def sample_with_model(
     if request.sampling.guidance_scale > 1:
         negative = model.encode([""]).select(torch.zeros_like(per_sample))
     trajectories, images = [], []
-    for rows in per_sample.new_tensor(range(len(request))).split(forward_batch_size or len(request)):
+    for rows in torch.arange(len(request)).split(forward_batch_size or len(request)):
         trajectory = _denoise(model, request, rows, conditioning, negative, device)
         trajectories.append(trajectory)
         images.append(model.decode(trajectory.final_latents).cpu())

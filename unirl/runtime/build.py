@@ -106,9 +106,7 @@ def build_roles(config: RunConfig, prompts: Prompts) -> Roles:
     engine_class = _resolve(config.rollout.engine, catalog.ENGINES)
     forward_batch_size = config.rollout.forward_batch_size
     if shares_weights:
-        engine = engine_class(
-            train_model, forward_batch_size, device, lambda: stack.weight_version
-        )
+        engine = engine_class(train_model, forward_batch_size, device, lambda: stack.weight_version)
         return Roles(stack, engine, reward, SharedWeights(stack))
     rollout_model = build_model(config, device, with_encoders=True)
     rollout_model.network.requires_grad_(False)
@@ -181,17 +179,13 @@ def _build_scorer(config: ScorerConfig) -> Scorer:
     return _resolve(config.path, catalog.SCORERS)(**config.args)
 
 
-def build_planner(
-    config: RunConfig, roles: Roles, transitions: TransitionLog
-) -> ResidencyPlanner:
+def build_planner(config: RunConfig, roles: Roles, transitions: TransitionLog) -> ResidencyPlanner:
     """Tracks the roles that share the slab: train unless it samples by itself, rollout, reward."""
     moves = {Role.ROLLOUT: RoleMoves(roles.engine.wake_up, roles.engine.sleep)}
     if not roles.engine.capabilities.shares_train_weights:
         moves[Role.TRAIN] = RoleMoves(roles.stack.onload, roles.stack.offload)
     moves[Role.REWARD] = RoleMoves(roles.reward.onload, roles.reward.offload)
-    policy = ResidencyPolicy(
-        config.train_resident, config.rollout_resident, config.reward_resident
-    )
+    policy = ResidencyPolicy(config.train_resident, config.rollout_resident, config.reward_resident)
     return ResidencyPlanner(policy, moves, transitions.record)
 
 

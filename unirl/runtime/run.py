@@ -63,18 +63,16 @@ def _train(
     prompts = load_all_prompts(config)
     roles = build_roles(config, prompts)
     _announce(config, roles, directory)
-    wandb_ids = [read_trainer_state(source).wandb_run_id] if source else [None]
-    checkpoints = Checkpoints(
-        config, roles.stack, directory.checkpoint_dir, source, lambda: wandb_ids[-1]
-    )
+    saved_run_id = read_trainer_state(source).wandb_run_id if source else None
+    checkpoints = Checkpoints(config, roles.stack, directory.checkpoint_dir, source)
     start = checkpoints.restore()
     directory.begin(start)
     transitions = TransitionLog(directory.transitions_file)
     resources.callback(transitions.close)
     sinks: list[Sink] = [JsonlSink(directory.metrics_file), _console_sink(config, console, start)]
     if config.logging.report_to_wandb:
-        wandb_sink = _wandb_sink(config, directory, wandb_ids[-1])
-        wandb_ids.append(wandb_sink.run_id)
+        wandb_sink = _wandb_sink(config, directory, saved_run_id)
+        checkpoints.wandb_run_id = wandb_sink.run_id
         sinks.append(wandb_sink)
     tracker = resources.enter_context(Tracker(sinks))
     trainer = build_trainer(

@@ -1,4 +1,4 @@
-"""Which denoising steps are stochastic: a pure function of the rollout id, so a resume repeats it."""
+"""Which steps are stochastic: a pure function of the rollout id, so a resume repeats it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,13 @@ class Checkpoints:
         stack: TrainStack,
         directory: Path,
         source: Path | None,
-        wandb_run_id: Callable[[], str | None],
     ) -> None:
         """`source` is the verified checkpoint folder to resume from."""
+        self.wandb_run_id: str | None = None
         self._config = config
         self._stack = stack
         self._store = CheckpointStore(directory)
         self._source = source
-        self._wandb_run_id = wandb_run_id
         lora = config.stack.lora is not None
         self._adapter_only = config.save_mode == "adapter" or (config.save_mode == "auto" and lora)
 
@@ -76,7 +75,7 @@ class Checkpoints:
         state = TrainerState(
             rollouts_done=rollouts_done,
             optimizer_step=self._stack.weight_version,
-            wandb_run_id=self._wandb_run_id(),
+            wandb_run_id=self.wandb_run_id,
             config=self._config.model_dump(mode="json"),
         )
         path = self._store.save(

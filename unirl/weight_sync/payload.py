@@ -55,5 +55,5 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         # A copy: numpy would pin the storage it looks at, and the weights must stay movable.
         copy = tensors[name].detach().to("cpu", copy=True).contiguous()
-        digest.update(copy.view(-1).view(torch.uint8).numpy())
+        digest.update(copy.view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

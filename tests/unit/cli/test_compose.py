@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from unirl.cli.compose import compose, compose_and_check
 from unirl.cli.recipes import RecipeFolders
@@ -62,10 +64,9 @@ def test_the_published_arms_of_the_residency_gate_are_valid() -> None:
 def test_every_key_can_be_overridden_without_plus(tmp_path: Path) -> None:
     recipe(tmp_path, "plain", "defaults: [/base]\nstack: {lora: {}}\n")
     values = _leaves(RunConfig(stack={"lora": {}}).model_dump())  # type: ignore[arg-type]
-    for key, value in values.items():
-        text = "null" if value is None else str(value).replace("'", "")
-        _, problems = compose_and_check("plain", [f"{key}={text}"], tmp_path)
-        assert not any("not a key" in problem.message for problem in problems), (key, problems)
+    overrides = [f"{key}={_text(value)}" for key, value in values.items()]
+    _, problems = compose_and_check("plain", overrides, tmp_path)
+    assert not any("not a key" in problem.message for problem in problems), problems
     assert set(values) >= {key for key in all_keys() if ANY not in key} - _blocks()
 
 
@@ -77,6 +78,10 @@ def _leaves(values: dict[str, object], prefix: str = "") -> dict[str, object]:
         else:
             found[prefix + name] = value
     return found
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value).replace("'", "")
 
 
 def _blocks() -> set[str]:
@@ -197,8 +202,6 @@ def test_a_recipe_can_be_given_as_a_file(tmp_path: Path) -> None:
 
 
 def test_a_resolved_config_is_a_recipe(tmp_path: Path) -> None:
-    import yaml
-
     config = compose("quickstart", ["seed=5"])
     path = recipe(tmp_path, "config", yaml.safe_dump(config.model_dump()))
     assert compose(str(path), []) == config
@@ -255,6 +258,17 @@ def test_a_recipe_that_cannot_be_composed_is_an_error_with_its_place(
 def test_a_binary_recipe_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_bytes(b"\x80\x81\xff")
     assert "not a text file" in problems_of("mine", [], tmp_path)
+
+
+def test_an_installed_package_carries_its_recipes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = RecipeFolders(None).examples.parent
+    for name in ("examples", "configs"):
+        shutil.copytree(repository / name, tmp_path / "_recipes" / name)
+    monkeypatch.setattr("unirl.cli.recipes._PACKAGE", tmp_path)
+    assert RecipeFolders(None).examples == tmp_path / "_recipes" / "examples"
+    assert compose("diffusion/tiny/tiny_full", []).run_name == "tiny_full"
 
 
 def test_a_config_dir_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
