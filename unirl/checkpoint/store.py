@@ -14,6 +14,7 @@ leaves the earlier checkpoints as they were. Hidden names:
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -84,6 +85,18 @@ class CheckpointStore:
             # Gone after a success. Left by any failure, Ctrl-C included.
             shutil.rmtree(writing, ignore_errors=True)
         return final
+
+    def set_aside_after(self, step: int) -> list[Path]:
+        """Rename checkpoints of later steps, which a run resumed at `step` will write anew.
+
+        Otherwise the newest folder could be one of the abandoned course. Returns the new names.
+        """
+        moved = []
+        for later, folder in _newest_first(self._directory):
+            if later > step:
+                aside = _free_name(folder.with_name(f"{folder.name}.before-resume-{step}"))
+                moved.append(folder.rename(aside))
+        return moved
 
     def _explain(self, error: Exception, step: int, writing: Path) -> str:
         try:
@@ -207,6 +220,12 @@ def _newest_first(directory: Path) -> list[tuple[int, Path]]:
         if match and folder.is_dir():
             folders[int(match[2])] = folder
     return sorted(folders.items(), reverse=True)
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, or `path-2`, `path-3`, ... where that exists."""
+    names = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def _clean(directory: Path) -> None:

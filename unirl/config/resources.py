@@ -10,5 +10,5 @@ ASSETS = Path(unirl.__file__).parent / "assets"
 
 
 def resolve_path(text: str) -> Path:
-    """`pkg:numbers/train.jsonl` is a file that ships with unirl; anything else is a path as is."""
+    """`pkg:numbers/train.jsonl` ships with unirl; anything else is a path as it is."""
     return ASSETS / text.removeprefix("pkg:") if text.startswith("pkg:") else Path(text).expanduser()

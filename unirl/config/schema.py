@@ -241,7 +241,7 @@ class RunConfig(Block):
     """CPU threads of torch; 0 leaves torch's choice. Tiny models are fastest with 1."""
     num_devices: PositiveCount = 1
     layout: Literal["colocate", "separate"] = "colocate"
-    """colocate: all roles share one slab and take turns; separate: train and rollout on own slabs."""
+    """colocate: all roles share one slab in turns; separate: train and rollout on own slabs."""
     train_fraction: float = 0.5
     """Share of the devices that train; layout=separate only."""
     reward_fraction: float = 0.0

@@ -51,6 +51,10 @@ class Moved:
     dropped_bytes: int = 0
     """Freed without a copy: the host already had them."""
 
+    @property
+    def touched_bytes(self) -> int:
+        return self.num_bytes + self.dropped_bytes
+
 
 class WeightMover(Protocol):
     """Takes a role's components off the device and brings them back; both are idempotent."""

@@ -2,7 +2,8 @@
 
 A *storage* is moved, not a tensor: tied weights move once, views and `Parameter` objects stay the
 ones the optimizer knows, and a forgotten reference cannot keep device memory alive, because the
-storage itself is emptied. Reading a parked tensor raises inside torch instead of returning junk.
+storage itself is emptied. A parked network raises in its first layer, but elementwise operations on
+an emptied storage crash the process, so every role refuses to be used while it is parked.
 On a CPU-only machine device and host are both RAM; the same moves are made and tested there.
 """
 
@@ -46,14 +47,20 @@ class ComponentMover:
         if self._parked:
             return Moved(0)
         copied = dropped = 0
+        gone: list[RebuiltComponent] = []
         try:
             for component in self._tensor_components():
                 component_copied, component_dropped = self._park(component)
                 copied, dropped = copied + component_copied, dropped + component_dropped
+            for component in self._rebuilt_components():
+                dropped += component.drop()
+                gone.append(component)
         except BaseException:
-            self._restore_all()
+            self._fill_storages()
+            self._away.clear()
+            for component in gone:
+                component.rebuild()
             raise
-        dropped += sum(component.drop() for component in self._rebuilt_components())
         self._parked = True
         return Moved(copied, dropped)
 
@@ -61,8 +68,19 @@ class ComponentMover:
         """Bring every component back, bit for bit."""
         if not self._parked:
             return Moved(0)
-        moved = self._restore_all()
-        moved += sum(component.rebuild() for component in self._rebuilt_components())
+        built: list[RebuiltComponent] = []
+        try:
+            moved = self._fill_storages()
+            for component in self._rebuilt_components():
+                moved += component.rebuild()
+                built.append(component)
+        except BaseException:
+            for parked in self._parked_storages():
+                parked.storage.resize_(0)
+            for component in built:
+                component.drop()
+            raise
+        self._away.clear()
         self._parked = False
         return Moved(moved)
 
@@ -95,21 +113,16 @@ class ComponentMover:
         self._host_versions[component.name] = version
         return copied, dropped
 
-    def _restore_all(self) -> int:
-        return sum(self._restore(name) for name in list(self._away))
+    def _parked_storages(self) -> list[_Parked]:
+        return [parked for component in self._away.values() for parked in component]
 
-    def _restore(self, name: str) -> int:
-        away = self._away[name]
-        try:
-            for parked in away:
-                parked.storage.resize_(parked.host.numel())
-                _as_bytes(parked.storage).copy_(parked.host, non_blocking=parked.host.is_pinned())
-        except BaseException:
-            for parked in away:
-                parked.storage.resize_(0)
-            raise
+    def _fill_storages(self) -> int:
+        """Copy every emptied storage back from the host; returns the bytes."""
+        away = self._parked_storages()
+        for parked in away:
+            parked.storage.resize_(parked.host.numel())
+            _as_bytes(parked.storage).copy_(parked.host, non_blocking=parked.host.is_pinned())
         _synchronize(parked.storage for parked in away)
-        del self._away[name]
         return sum(parked.host.numel() for parked in away)
 
     def _claim_storages(self, component: TensorComponent) -> list[torch.UntypedStorage]:
@@ -143,17 +156,19 @@ class ComponentMover:
 def own_storages(module: nn.Module) -> None:
     """Give every parameter and buffer memory of its own, keeping ties and Parameter objects.
 
+    Tied are tensors that lie in one place in one shape; other views become copies.
+
     Weights mapped from a file cannot be emptied and are not aligned, so that the same product may
     round differently than on owned memory.
     """
-    fresh: dict[tuple[int, torch.dtype], Tensor] = {}
+    fresh: dict[tuple[object, ...], Tensor] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
         if tensor.numel() == 0:
             continue
-        key = (tensor.data_ptr(), tensor.dtype)
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if key not in fresh:
             fresh[key] = tensor.data.clone(memory_format=torch.contiguous_format)
-        tensor.data = fresh[key].view(tensor.shape)
+        tensor.data = fresh[key]
 
 
 def module_components(name: str, module: nn.Module) -> list[TensorComponent]:

@@ -52,6 +52,12 @@ class DiffusionModel(ABC):
     def encode(self, texts: Sequence[str]) -> Conditioning:
         """[len(texts), ...] conditioning; the empty text is the unconditional one."""
 
+    def check_prompts(self, texts: Sequence[str], key: str) -> None:
+        """Raise DataError naming the config key for a text that `encode` would refuse.
+
+        Called once with all prompts before a run starts, so it must be cheap.
+        """
+
     @abstractmethod
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """[B, *latent] float32 velocity for latents [B, *latent] float32 at sigma [B] float32."""

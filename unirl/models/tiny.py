@@ -63,11 +63,13 @@ class TinyModel(DiffusionModel):
         return {}
 
     def encode(self, texts: Sequence[str]) -> TinyConditioning:
+        return TinyConditioning(self._tokenizer.encode(list(texts)).to(self._device))
+
+    def check_prompts(self, texts: Sequence[str], key: str) -> None:
         try:
-            token_ids = self._tokenizer.encode(list(texts))
+            self._tokenizer.encode(list(texts))
         except ValueError as error:
-            raise DataError(f"data: {error}") from error
-        return TinyConditioning(token_ids.to(self._device))
+            raise DataError(f"{key}: {error}") from error
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, TinyConditioning)

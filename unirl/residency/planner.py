@@ -105,7 +105,9 @@ class ResidencyPlanner:
                 error.add_note(f"while moving: {move.role.value}, cause: {cause}")
                 errors.append(error)
         if done:
-            logger.info("lifecycle residency: %s", ", ".join(t.text for t in done))
+            # Empty moves (an engine that shares the train stack's weights) go to the log file only.
+            level = logging.INFO if any(t.moved.touched_bytes for t in done) else logging.DEBUG
+            logger.log(level, "lifecycle residency: %s", ", ".join(t.text for t in done))
         if errors:
             for later in errors[1:]:
                 errors[0].add_note(f"also failed: {later}")

@@ -7,13 +7,19 @@ from collections import Counter
 from pathlib import Path
 
 from unirl.residency.planner import Transition
+from unirl.tracking.files import output_errors
 
 
 class TransitionLog:
     """Appends transitions to `transitions.jsonl` and counts them until asked."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with output_errors(path):
+            self._file = path.open("a+", encoding="utf-8")
+            self._file.seek(0)
+            # A resumed run goes on counting where the file ends.
+            self._first_seq = sum(1 for _ in self._file)
         self._rollout = 0
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
@@ -25,7 +31,7 @@ class TransitionLog:
     def record(self, transition: Transition) -> None:
         move = "onload" if transition.to_device else "offload"
         fields = {
-            "seq": transition.seq,
+            "seq": self._first_seq + transition.seq,
             "rollout": self._rollout,
             "role": transition.role.value,
             "move": move,
@@ -34,8 +40,9 @@ class TransitionLog:
             "dropped_bytes": transition.moved.dropped_bytes,
             "seconds": transition.seconds,
         }
-        self._file.write(json.dumps(fields) + "\n")
-        self._file.flush()
+        with output_errors(self._path):
+            self._file.write(json.dumps(fields) + "\n")
+            self._file.flush()
         self._counts[f"{transition.role.value}_{move}s"] += 1
         self._counts["moved_bytes"] += transition.moved.num_bytes
         self._seconds += transition.seconds

@@ -133,6 +133,7 @@ def _score_checked(
     name: str, scorer: Scorer, images: Tensor, records: Sequence[PromptRecord]
 ) -> Tensor:
     """[B] finite float32 scores, or RewardError naming the scorer and the first bad sample."""
+    untouched = images._version
     try:
         scores = torch.as_tensor(scorer.score(images, records), dtype=torch.float32).cpu()
     except Exception as error:
@@ -140,6 +141,8 @@ def _score_checked(
             f"scorer {name!r} failed: {type(error).__name__}: {error}. "
             "Fix it, or set reward.on_failure=retry or drop_group."
         ) from error
+    if images._version != untouched:
+        raise RewardError(f"scorer {name!r} wrote into the images it was given; let it copy them")
     if scores.shape != (len(records),):
         raise RewardError(
             f"scorer {name!r} returned scores of shape {tuple(scores.shape)} "

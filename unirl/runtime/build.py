@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ import torch
 
 from unirl.algorithms.base import Algorithm
 from unirl.config import catalog
-from unirl.config.components import import_component, is_own, sync_name
+from unirl.config.components import absent_packages, import_component, is_own, sync_name
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RewardConfig, RunConfig, ScorerConfig
+from unirl.core.errors import ConfigError, UnirlError
 from unirl.core.types import PromptRecord
 from unirl.data.prompts import load_prompts
 from unirl.data.stream import PromptStream
@@ -100,19 +100,27 @@ def build_roles(config: RunConfig, prompts: Prompts) -> Roles:
     reward.check_records(prompts.train, "data.train")
     if config.eval_interval > 0:
         reward.check_records(prompts.evaluation, "data.eval")
-    shares_weights = sync_name(config) is None
-    train_model = build_model(config, device, with_encoders=shares_weights)
-    stack = build_stack(config, train_model, device)
     engine_class = _resolve(config.rollout.engine, catalog.ENGINES)
     forward_batch_size = config.rollout.forward_batch_size
-    if shares_weights:
-        engine = engine_class(train_model, forward_batch_size, device, lambda: stack.weight_version)
+    sync = sync_name(config)
+    if sync is None:
+        model = build_model(config, device, with_encoders=True)
+        _check_prompts(model, prompts)
+        stack = build_stack(config, model, device)
+        engine = engine_class(model, forward_batch_size, device, lambda: stack.weight_version)
         return Roles(stack, engine, reward, SharedWeights(stack))
+    # The engine parks itself before the trainer comes, so that both never share the device.
     rollout_model = build_model(config, device, with_encoders=True)
-    rollout_model.network.requires_grad_(False)
+    _check_prompts(rollout_model, prompts)
     engine = engine_class(rollout_model, forward_batch_size, device)
-    sync_class = import_component(catalog.SYNCS[str(sync_name(config))].path)
+    stack = build_stack(config, build_model(config, device, with_encoders=False), device)
+    sync_class = import_component(catalog.SYNCS[sync].path)
     return Roles(stack, engine, reward, sync_class(stack, engine, config.sync.verify))
+
+
+def _check_prompts(model: DiffusionModel, prompts: Prompts) -> None:
+    model.check_prompts([record.text for record in prompts.train], "data.train")
+    model.check_prompts([record.text for record in prompts.evaluation], "data.eval")
 
 
 def build_model(config: RunConfig, device: torch.device, with_encoders: bool) -> DiffusionModel:
@@ -157,26 +165,40 @@ def build_reward(config: RunConfig) -> RewardService:
     missing = missing_judges(config.eval_rewards)
     judges = {n: s for n, s in config.eval_rewards.items() if n not in missing}
     return RewardService(
-        {n: WeightedScorer(_build_scorer(s), s.weight) for n, s in reward.scorers.items()},
-        {n: _build_scorer(s) for n, s in judges.items()},
+        {
+            name: WeightedScorer(_build_scorer(scorer, f"reward.scorers.{name}"), scorer.weight)
+            for name, scorer in reward.scorers.items()
+        },
+        {name: _build_scorer(judge, f"eval_rewards.{name}") for name, judge in judges.items()},
         reward,
     )
 
 
 def missing_judges(judges: dict[str, ScorerConfig]) -> dict[str, list[str]]:
     """Optional judges that cannot run, and the packages they lack."""
-    missing = {}
-    for name, judge in judges.items():
-        if judge.optional and judge.path in catalog.SCORERS:
-            requires = catalog.SCORERS[judge.path].requires
-            lacking = [package for package in requires if find_spec(package) is None]
-            if lacking:
-                missing[name] = lacking
-    return missing
+    lacking = {name: absent_packages(judge.path) for name, judge in judges.items()}
+    return {
+        name: packages for name, packages in lacking.items() if judges[name].optional and packages
+    }
 
 
-def _build_scorer(config: ScorerConfig) -> Scorer:
-    return _resolve(config.path, catalog.SCORERS)(**config.args)
+def _build_scorer(config: ScorerConfig, key: str) -> Scorer:
+    """Raises ConfigError when the user's class or its args fail."""
+    scorer_class = _resolve(config.path, catalog.SCORERS)
+    if not issubclass(scorer_class, Scorer):
+        raise ConfigError(
+            f"{key}.path={config.path}: {scorer_class.__name__} must derive from "
+            "unirl.reward.scorer.Scorer"
+        )
+    try:
+        return scorer_class(**config.args)
+    except UnirlError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{key}: building {config.path} with args {config.args} failed: "
+            f"{type(error).__name__}: {error}. Correct {key}.args."
+        ) from error
 
 
 def build_planner(config: RunConfig, roles: Roles, transitions: TransitionLog) -> ResidencyPlanner:
@@ -190,9 +212,19 @@ def build_planner(config: RunConfig, roles: Roles, transitions: TransitionLog) -
 
 
 def pick_device(name: str) -> torch.device:
+    """Raises ConfigError when the device is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"device={name} cannot be used: {reason}. Set device=auto, which takes "
+            f"{'cuda' if torch.cuda.is_available() else 'the CPU'} here."
+        ) from error
+    return device
 
 
 def _resolve(name: str, table: dict[str, Any]) -> type[Any]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from unirl.checkpoint.state import read_trainer_state
 from unirl.config.schema import RunConfig
+from unirl.core.errors import ConfigError
 from unirl.residency.trace import TransitionLog
 from unirl.runtime.build import (
     Roles,
@@ -66,6 +67,11 @@ def _train(
     saved_run_id = read_trainer_state(source).wandb_run_id if source else None
     checkpoints = Checkpoints(config, roles.stack, directory.checkpoint_dir, source)
     start = checkpoints.restore()
+    if start >= config.num_rollouts:
+        raise ConfigError(
+            f"load_dir={config.load_dir}: {start} rollouts are done and num_rollouts="
+            f"{config.num_rollouts} is the total. Raise num_rollouts to go on."
+        )
     directory.begin(start)
     transitions = TransitionLog(directory.transitions_file)
     resources.callback(transitions.close)
@@ -127,15 +133,11 @@ def _wandb_sink(config: RunConfig, directory: RunDirectory, run_id: str | None) 
 
 def _finish(directory: RunDirectory, result: TrainResult) -> None:
     """Curves, and the before -> after table as the last lines."""
-    if not directory.metrics_file.stat().st_size:
-        return
-    save_curves(directory.metrics_file, directory.path / "curves.png")
-    evaluations = [row for row in read_rows(directory.metrics_file) if row.kind == "eval"]
+    rows = list(read_rows(directory.metrics_file))
+    if rows:
+        save_curves(directory.metrics_file, directory.path / "curves.png")
     if result.interrupted:
-        logger.info(
-            "stopped after %d rollouts; go on with load_dir=%s",
-            result.rollouts_done,
-            directory.path,
-        )
-    if evaluations:
-        summary(evaluations[0].metrics, evaluations[-1].metrics, directory.path)
+        is_saved = any(directory.checkpoint_dir.glob("checkpoint-*"))
+        hint = f"go on with load_dir={directory.path}" if is_saved else "nothing to save yet"
+        logger.info("stopped after %d rollouts; %s", result.rollouts_done, hint)
+    summary([row.metrics for row in rows if row.kind == "eval"], directory.path)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import yaml
 
-from unirl.checkpoint.store import find_checkpoint
+from unirl.checkpoint.store import CheckpointStore, find_checkpoint
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.tracking.files import replacing
 from unirl.tracking.jsonl import rewind
+
+logger = logging.getLogger("unirl.runtime")
 
 
 class RunDirectory:
@@ -58,10 +62,14 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
+            self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.checkpoint_dir):
+                pass
         except OSError as error:
+            self._release()
             raise ConfigError(
-                f"the run directory {self.path} cannot be created: {error}. "
-                "Set output_dir to a folder you can write to."
+                f"{error.filename or self.path} cannot be written: {error.strerror}. "
+                "Set output_dir (or save_dir) to a folder you can write to."
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,25 +91,35 @@ class RunDirectory:
     def checkpoint_to_resume(self) -> Path | None:
         """The verified checkpoint that load_dir means.
 
-        Raises ConfigError when the directory holds a run that is not being resumed.
+        Raises ConfigError when the directory, or save_dir, holds a run that is not being resumed.
         """
         source = None
         if self._config.load_dir is not None:
             source = find_checkpoint(Path(self._config.load_dir).expanduser())
-        if self.config_file.exists() and not self._is_own_checkpoint(source):
+        resumes_here = source is not None and (
+            source.resolve().parent == self.checkpoint_dir.resolve()
+        )
+        has_checkpoints = any(self.checkpoint_dir.glob("checkpoint-*"))
+        has_rows = self.metrics_file.exists() and self.metrics_file.stat().st_size > 0
+        if has_rows and not resumes_here:
+            resume = f"to go on with it, set load_dir={self.path}; " if has_checkpoints else ""
             raise ConfigError(
-                f"{self.path} holds a run already. To go on with it, set load_dir={self.path}; "
+                f"{self.path} holds a run already: {resume}"
                 "for a new run set run_name to another name, or delete the directory."
+            )
+        if has_checkpoints and not resumes_here:
+            raise ConfigError(
+                f"{self.checkpoint_dir} holds checkpoints of another run. Set save_dir to a folder "
+                f"of this run's own, or resume that run with load_dir={self.checkpoint_dir}."
             )
         return source
 
-    def _is_own_checkpoint(self, source: Path | None) -> bool:
-        return source is not None and source.resolve().parent == self.checkpoint_dir.resolve()
-
     def begin(self, rollout: int) -> None:
-        """Write the resolved config; take back rows at or beyond the rollout to go on with."""
+        """Write the resolved config; set aside what lies beyond the rollout to go on with."""
         rewind(self.metrics_file, rollout)
         rewind(self.transitions_file, rollout)
+        for path in CheckpointStore(self.checkpoint_dir).set_aside_after(rollout):
+            logger.warning("resuming at rollout %d: set aside %s", rollout, path)
         text = yaml.safe_dump(self._config.model_dump(mode="json"), sort_keys=False)
         with replacing(self.config_file) as temporary:
             temporary.write_text(text, encoding="utf-8")

@@ -10,7 +10,7 @@ the bar.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -91,25 +91,27 @@ def eval_line(row: Row, settings: str) -> str:
     return f"EVAL step {row.rollout} ({settings}) {values}"
 
 
-def summary(before: Mapping[str, float], after: Mapping[str, float], run_dir: Path) -> None:
-    """The run's last lines: evaluation metrics before and after, and where the files lie.
-
-    Args:
-        before: metrics of the first evaluation; its names decide what is shown.
-        after: those of the last one.
-    """
-    names = [name for name in before if name in after and name != "eval/num_samples"]
-    width = max([len(name) for name in names], default=0)
-    lines = [f"{'':<{width}}   before  ->    after    change"] if names else []
-    for name in names:
-        old, new = before[name], after[name]
-        lines.append(f"{name:<{width}}  {old:7.4f}  ->  {new:7.4f}  {new - old:+8.4f}")
+def summary(evaluations: Sequence[Mapping[str, float]], run_dir: Path) -> None:
+    """The run's last lines: first and last evaluation compared, and where the files lie."""
+    lines = _before_after_table(evaluations[0], evaluations[-1]) if len(evaluations) > 1 else []
+    if len(evaluations) == 1:
+        lines = ["Evaluated once: set eval_interval to num_rollouts or less to compare."]
     lines.append(f"Everything is in {run_dir}: metrics.jsonl, run.log, images, checkpoints.")
     _log.info("%s", "\n".join(lines))
 
 
+def _before_after_table(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    names = [name for name in before if name in after and name != "eval/num_samples"]
+    width = max(len(name) for name in names)
+    lines = [f"{'':<{width}}   before  ->    after    change"]
+    for name in names:
+        old, new = before[name], after[name]
+        lines.append(f"{name:<{width}}  {old:7.4f}  ->  {new:7.4f}  {new - old:+8.4f}")
+    return lines
+
+
 def setup_logging(run_dir: Path, console: Console) -> None:
-    """Send the logger "unirl" (INFO and above) to the console and to `<run_dir>/run.log`.
+    """Send the logger "unirl" to `<run_dir>/run.log`, and INFO and above to the console.
 
     A second call replaces the first one's handlers.
 
@@ -126,14 +128,14 @@ def setup_logging(run_dir: Path, console: Console) -> None:
         handler.close()
     _log.addHandler(to_file)
     _log.addHandler(_ConsoleHandler(console))
-    _log.setLevel(logging.INFO)
+    _log.setLevel(logging.DEBUG)
 
 
 class _ConsoleHandler(logging.Handler):
     """Prints records above the progress bar."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
+        super().__init__(level=logging.INFO)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:

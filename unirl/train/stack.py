@@ -213,7 +213,14 @@ class TrainStack:
         parameters = dict(self.model.network.named_parameters())
         expected = self._trained if tensors.keys() == self._trained.keys() else parameters
         copy_into(expected, tensors)
-        self._optimizer.load_state_dict(optimizer_state["optimizer"])
+        # The moments only: learning rate, betas and decay are this run's own settings.
+        own_groups = self._optimizer.state_dict()["param_groups"]
+        # Copies, because the memory of a tensor that torch.load made cannot be parked.
+        moments = {
+            index: {name: value.clone() for name, value in state.items()}
+            for index, state in optimizer_state["optimizer"]["state"].items()
+        }
+        self._optimizer.load_state_dict({"state": moments, "param_groups": own_groups})
         self._num_steps = optimizer_state["num_steps"]
         self._num_writes += 1
 

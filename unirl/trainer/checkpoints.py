@@ -89,10 +89,13 @@ class Checkpoints:
 def changed_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`key: old -> new` for every setting that differs and is not neutral."""
     old, new = _flatten(saved), _flatten(now)
+    neutral = set(NEUTRAL_KEYS)
+    if new["stack.scheduler.type"] != "constant" and new["stack.scheduler.total_steps"] is None:
+        neutral.remove("num_rollouts")  # the learning rate ends with the run
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key.split(".")[0] not in NEUTRAL_KEYS
+        if old.get(key) != new.get(key) and key.split(".")[0] not in neutral
     ]
 
 

@@ -66,6 +66,7 @@ class DiffusionTrainer:
         self._transitions = transitions
         self._should_stop = should_stop
         self._resumed_at: int | None = None
+        self._evaluation_dropped = False
 
     def train(self, start: int) -> TrainResult:
         """Run rollouts from `start` up to num_rollouts, or until asked to stop.
@@ -81,18 +82,18 @@ class DiffusionTrainer:
         for window in windows(start, config.num_rollouts, config.accumulate_rollouts):
             if self._should_stop():
                 break
-            self._train_window(window)
+            self.train_window(window)
             done = window[-1] + 1
             if config.eval_interval > 0 and done % config.eval_interval == 0:
                 self._evaluate(done)
             if self._checkpoints.is_due(done):
                 self._save(done)
-        interrupted = done < config.num_rollouts
+        interrupted = done < config.num_rollouts or self._evaluation_dropped
         if interrupted and done > start and not self._checkpoints.is_due(done):
             self._save(done)
         return TrainResult(done, interrupted)
 
-    def _train_window(self, window: range) -> None:
+    def train_window(self, window: range) -> None:
         """Collect accumulate_rollouts rollouts, then train on all of them at once."""
         clock = self._phases.clock
         with clock.phase("total"):
@@ -138,6 +139,7 @@ class DiffusionTrainer:
         with self._phases.clock.phase("evaluate"):
             evaluation = self._evaluator.run(rollouts_done, sync_weights=True)
         if evaluation is None:
+            self._evaluation_dropped = True
             return
         row = Row("eval", rollouts_done, self._stack.weight_version, evaluation.metrics)
         self._tracker.log(row)

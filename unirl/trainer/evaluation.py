@@ -15,6 +15,7 @@ from torch import Tensor
 from unirl.config.schema import RunConfig
 from unirl.core.types import PromptBatch, PromptRecord, Rewards, Rollout
 from unirl.residency.policy import Role
+from unirl.tracking.files import replacing
 from unirl.tracking.media import save_before_after, save_grid
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
@@ -130,7 +131,8 @@ class Gallery:
         save_grid(images, captions, grid, self._scale, columns=math.isqrt(len(images) - 1) + 1)
         first_file = self._folder / "first_evaluation.npz"
         if not first_file.exists():
-            np.savez_compressed(first_file, images=images)
+            with replacing(first_file) as temporary:
+                np.savez_compressed(temporary, images=images)
             return [grid]
         pair = self._folder / "before_after.png"
         with np.load(first_file) as saved:

@@ -103,7 +103,7 @@ def test_the_summary_is_an_aligned_table_of_before_and_after(tmp_path):
     setup_logging(tmp_path, Console(file=output, force_terminal=False))
     before = {"eval/ocr_mean": 0.45, "eval/judge_exact_read_mean": 0.2, "eval/num_samples": 64.0}
     after = before | {"eval/ocr_mean": 0.88, "eval/judge_exact_read_mean": 0.15}
-    summary(before, after, tmp_path)
+    summary([before, {}, after], tmp_path)
     *_, ocr, judge, place = output.getvalue().splitlines()
     assert ocr.split() == ["eval/ocr_mean", "0.4500", "->", "0.8800", "+0.4300"]
     assert judge.split()[-1] == "-0.0500"

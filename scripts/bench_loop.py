@@ -1,0 +1,209 @@
+"""Times our training window against a bare hand-written loop that does the same work.
+
+Both sample, score and train on the shipped model with the quickstart's settings: the same forwards,
+backwards, optimizer steps and reward calls. They run in one process, alternating, and the ratio of
+medians is printed; the trainer's planning, recording and metrics are what it shows. Start-up of the
+commands that load no weights is timed too.
+
+    python scripts/bench_loop.py            # about 3 minutes on one core
+    python scripts/bench_loop.py --pairs 3  # quicker, noisier
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from unirl.cli.compose import compose
+from unirl.config.resources import resolve_path
+from unirl.config.schema import RunConfig
+from unirl.data.prompts import load_prompts
+from unirl.data.stream import PromptStream
+from unirl.models.lora import attach_lora
+from unirl.models.tiny_dit import load_tiny_dit
+from unirl.residency.trace import TransitionLog
+from unirl.reward.scorers.color import ColorScorer
+from unirl.reward.scorers.ocr import OcrScorer
+from unirl.runtime.build import build_roles, build_trainer, load_all_prompts
+from unirl.tracking.jsonl import JsonlSink
+from unirl.tracking.tracker import Tracker
+from unirl.trainer.checkpoints import Checkpoints
+from unirl.trainer.diffusion import DiffusionTrainer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--pairs", type=int, default=10, help="windows of each kind")
+    parser.add_argument("--recipe", default="quickstart")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    config = compose(args.recipe, ["eval_interval=0", "save_interval=0", "num_rollouts=1000"])
+    with ExitStack() as resources:
+        folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+        trainer = our_trainer(config, folder, resources)
+        bare = BareLoop(config)
+        ours, bares = [], []
+        for window in range(args.pairs + 1):
+            ours.append(seconds(lambda w=window: trainer.train_window(range(w, w + 1))))
+            bares.append(seconds(lambda w=window: bare.window(w)))
+    report("training window", ours[1:], bares[1:])  # the first of each warms up
+    for command in (["--help"], ["check", args.recipe]):
+        print(f"unirl {' '.join(command):18} {start_up(command):.2f} s")
+
+
+def our_trainer(config: RunConfig, folder: Path, resources: ExitStack) -> DiffusionTrainer:
+    prompts = load_all_prompts(config)
+    roles = build_roles(config, prompts)
+    transitions = TransitionLog(folder / "transitions.jsonl")
+    resources.callback(transitions.close)
+    tracker = resources.enter_context(Tracker([JsonlSink(folder / "metrics.jsonl")]))
+    checkpoints = Checkpoints(config, roles.stack, folder / "checkpoints", None)
+    return build_trainer(
+        config, prompts, roles, checkpoints, folder, transitions, tracker, lambda: False
+    )
+
+
+class BareLoop:
+    """Flow-GRPO on the tiny model in the fewest lines: tensors, two scorers, AdamW."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.network, self.tokenizer = load_tiny_dit(resolve_path(config.model.path))
+        lora = config.stack.lora
+        if lora is None:
+            self.network.requires_grad_(True)
+        else:
+            targets = lora.target_modules or ["qkv", "proj", "fc1", "fc2"]
+            attach_lora(self.network, lora.rank, lora.alpha, targets, seed=0)
+        self.parameters = [p for p in self.network.parameters() if p.requires_grad]
+        optimizer = config.stack.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=optimizer.learning_rate,
+            betas=(optimizer.adam_beta1, optimizer.adam_beta2),
+            weight_decay=optimizer.weight_decay,
+        )
+        self.ocr, self.color = OcrScorer(), ColorScorer()
+        records = load_prompts(resolve_path(config.data.train), "data.train")
+        self.stream = PromptStream(records, config.batch_size, config.seed)
+        self.steps = list(config.sampling.sde_steps.candidates(config.sampling.num_inference_steps))
+
+    def velocity(self, x: torch.Tensor, sigma: float, ids: torch.Tensor) -> torch.Tensor:
+        bf16 = self.config.model.precision == "bf16"
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return self.network(x, torch.full((len(x),), sigma), ids).float()
+
+    def gaussian(
+        self, x: torch.Tensor, sigma: float, sigma_next: float, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, float]:
+        v, dt = self.velocity(x, sigma, ids), sigma_next - sigma
+        safe = sigma if sigma < 1 else 1 - 1 / self.config.sampling.num_inference_steps
+        diffusion = self.config.sampling.eta * (sigma / (1 - safe)) ** 0.5
+        drift = diffusion**2 / (2 * sigma) * dt
+        return x * (1 + drift) + v * (dt + drift * (1 - sigma)), diffusion * (-dt) ** 0.5
+
+    @torch.no_grad()
+    def sample(self, ids: torch.Tensor, group: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        count = self.config.sampling.num_inference_steps
+        x = torch.randn(len(ids) // group, 3, 16, 32).repeat_interleave(group, 0)
+        recorded = []
+        for step in range(count):
+            sigma, sigma_next = 1 - step / count, 1 - (step + 1) / count
+            if step in self.steps:
+                mean, std = self.gaussian(x, sigma, sigma_next, ids)
+                following = mean + std * torch.randn_like(x)
+                recorded.append(torch.stack([x, following]))
+                x = following
+            else:
+                x = x + (sigma_next - sigma) * self.velocity(x, sigma, ids)
+        return x, recorded
+
+    def window(self, rollout_id: int) -> None:
+        config, group = self.config, self.config.sampling.samples_per_prompt
+        count = config.sampling.num_inference_steps
+        records = [r for r in self.stream.batch(rollout_id).records for _ in range(group)]
+        ids = self.tokenizer.encode([r.text for r in records])
+        x, recorded = self.sample(ids, group)
+        images = ((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+        scores = torch.tensor(self.ocr.score(images, records)) + torch.tensor(
+            self.color.score(images, records)
+        )
+        groups = scores.view(-1, group)
+        advantage = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-8)
+        advantage = advantage.flatten()
+        rows = [(s, i) for i, s in enumerate(self.steps)]
+        parts = torch.arange(len(ids)).chunk(config.stack.num_updates_per_batch)
+        slices = [
+            (sigma_step, k, index)
+            for part in parts
+            for sigma_step, k in rows
+            for index in part.split(config.stack.micro_batch_size)
+        ]
+
+        def log_prob(step: int, k: int, index: torch.Tensor) -> torch.Tensor:
+            before, after = recorded[k][0, index], recorded[k][1, index]
+            mean, std = self.gaussian(before, 1 - step / count, 1 - (step + 1) / count, ids[index])
+            return -((after - mean) ** 2 / (2 * std**2)).mean((1, 2, 3))
+
+        old: dict[int, torch.Tensor] = {}
+        if config.algorithm.old_log_prob == "replay":
+            with torch.no_grad():
+                old = {n: log_prob(*piece) for n, piece in enumerate(slices)}
+        per_update = len(slices) // len(parts)
+        clip = config.algorithm.clip_range
+        for n, (step, k, index) in enumerate(slices):
+            new = log_prob(step, k, index)
+            ratio = (new - old.get(n, new.detach())).exp()
+            a = advantage[index]
+            loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - clip, 1 + clip)).mean()
+            (loss / per_update).backward()
+            if (n + 1) % per_update == 0:
+                torch.nn.utils.clip_grad_norm_(self.parameters, config.stack.max_grad_norm)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+
+
+def seconds(work: object) -> float:
+    started = time.perf_counter()
+    work()  # type: ignore[operator]
+    return time.perf_counter() - started
+
+
+def report(name: str, ours: list[float], bare: list[float]) -> None:
+    ratio = statistics.median(ours) / statistics.median(bare)
+    print(f"{name}: ours / bare = {ratio:.3f} (ratio of medians of {len(ours)} windows each)")
+    for label, values in (("ours", ours), ("bare", bare)):
+        print(
+            f"  {label}: min {min(values):.3f} s, median {statistics.median(values):.3f} s, "
+            f"max {max(values):.3f} s"
+        )
+
+
+def start_up(command: list[str]) -> float:
+    """Best of three, in seconds; fails when torch or diffusers was imported."""
+    code = (
+        "import sys; from unirl.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'diffusers'} & set(sys.modules), 'imports torch or diffusers'"
+    )
+    return min(
+        seconds(
+            lambda: subprocess.run(
+                [sys.executable, "-c", code, *command], check=True, capture_output=True
+            )
+        )
+        for _ in range(3)
+    )
+
+
+if __name__ == "__main__":
+    main()

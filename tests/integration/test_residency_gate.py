@@ -1,0 +1,72 @@
+"""The five arms of the residency gate, with the public system's override lines and counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from runs import GATE, command
+
+FAST = ("sampling.num_inference_steps=4", "model.precision=fp32", "~eval_rewards")
+"""Nothing that the counts depend on."""
+
+CYCLE = [
+    "train offload",
+    "rollout onload",
+    "rollout offload",
+    "reward onload",
+    "reward offload",
+    "train onload",
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "onloads", "reward_offloads", "num_transitions", "checkpoints"),
+    [
+        ("", (2, 2, 2), 3, 13, []),
+        ("train_resident=true reward_resident=true", (0, 2, 0), 0, 4, []),
+        ("eval_interval=2 save_interval=2", (3, 10, 10), 11, 47, [2]),
+        (
+            "eval_interval=1 eval_num_prompts=24 eval_chunk_prompts=8 save_interval=2",
+            (3, 11, 11),
+            12,
+            51,
+            [2],
+        ),
+        (
+            "accumulate_rollouts=2 stack.num_updates_per_batch=1 eval_interval=4 save_interval=4 "
+            "eval_num_prompts=16 eval_chunk_prompts=8 num_rollouts=10",
+            (7, 16, 16),
+            17,
+            79,
+            [4, 8, 10],
+        ),
+    ],
+    ids=["all-parked", "train-and-reward-resident", "evaluate-and-save", "chunks", "windows"],
+)
+def test_the_published_arms_hold(
+    tmp_path: Path,
+    overrides: str,
+    onloads: tuple[int, int, int],
+    reward_offloads: int,
+    num_transitions: int,
+    checkpoints: list[int],
+) -> None:
+    run = command("train", tmp_path / "gate", GATE, *FAST, *overrides.split())
+    assert run.exit_code == 0, run.errors
+    moves = run.moves()
+    counts = Counter(moves)
+    assert tuple(counts[f"{role} onload"] for role in ("train", "rollout", "reward")) == onloads
+    assert counts["reward offload"] == reward_offloads
+    assert len(moves) == num_transitions
+    before_train = {moves[i - 1] for i, move in enumerate(moves) if move == "train onload"}
+    assert before_train <= {"reward offload"}
+    assert run.logged_moves() == moves
+    assert run.checkpoints == sorted(f"checkpoint-{step}" for step in checkpoints)
+
+
+def test_a_rollout_with_all_roles_parked_is_a_cycle_of_six_moves(tmp_path: Path) -> None:
+    run = command("train", tmp_path / "gate", GATE, *FAST)
+    assert run.moves() == [*CYCLE[:1], "reward offload", *CYCLE[1:], *CYCLE]
+    assert "lifecycle residency: train offload, reward offload\n" in run.log

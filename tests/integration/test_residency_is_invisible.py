@@ -1,0 +1,52 @@
+"""Parking roles changes where weights lie and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import REPLICA, assert_same_state, train
+
+BUSY = ("num_rollouts=3", "eval_interval=1", "eval_chunk_prompts=2", "save_interval=3")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_parking_all_roles_is_bit_identical_to_keeping_all(tmp_path: Path, precision: str) -> None:
+    runs = [
+        train(
+            tmp_path / f"resident-{resident}",
+            *(f"{role}_resident={resident}" for role in ("train", "rollout", "reward")),
+            *BUSY,
+            f"model.precision={precision}",
+            recipe=REPLICA,
+        )
+        for resident in ("true", "false")
+    ]
+    resident, parked = runs
+    assert len(parked.moves()) > len(resident.moves())
+    assert_same_state(resident, parked, step=3)
+    assert resident.numbers() == parked.numbers()
+
+
+def test_parking_is_bit_identical_with_full_weights(tmp_path: Path) -> None:
+    resident, parked = (
+        train(
+            tmp_path / f"resident-{value}",
+            f"rollout_resident={value}",
+            f"reward_resident={value}",
+            *BUSY,
+            "stack.lora=null",
+            recipe=REPLICA,
+        )
+        for value in ("true", "false")
+    )
+    assert "reward onload" in parked.moves()
+    assert_same_state(resident, parked, step=3)
+    assert resident.numbers() == parked.numbers()
+
+
+def test_a_replica_trains_exactly_as_the_trainside_engine(tmp_path: Path) -> None:
+    trainside = train(tmp_path / "trainside", *BUSY)
+    replica = train(tmp_path / "replica", *BUSY, recipe=REPLICA)
+    assert_same_state(trainside, replica, step=3)
+    assert trainside.numbers() == replica.numbers()
