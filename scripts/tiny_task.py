@@ -1,12 +1,14 @@
-"""The numbers task of the tiny model: which prompts exist, how a prompt is drawn, and the shipped prompt files.
+"""The numbers task of the tiny model: which prompts exist, how a prompt is drawn, and the shipped
+prompt files.
 
-In goes a seed, out come `unirl/assets/numbers/{train,heldout}.jsonl` (run the file) and clean renders for pretraining
-(import it). Texts are the numbers 10 to 999; 200 of them are held out of training prompts and of pretraining.
+In goes a seed, out come `unirl/assets/numbers/{train,heldout}.jsonl` (run the file) and clean
+renders for pretraining (import it). Texts are the numbers 10 to 999; 200 of them are held out of
+training prompts and of pretraining.
 
     python scripts/tiny_task.py
 
-The only font is DejaVu Sans Bold, found inside the matplotlib package (Bitstream Vera licence: use and rendering are
-free). The font file is not shipped, only pixels drawn with it.
+The only font is DejaVu Sans Bold, found inside the matplotlib package (Bitstream Vera licence: use
+and rendering are free). The font file is not shipped, only pixels drawn with it.
 """
 
 import importlib.util
@@ -27,7 +29,9 @@ NUM_HELDOUT_TEXTS, NUM_TRAIN_RECORDS, NUM_HELDOUT_RECORDS = 200, 2000, 256
 
 _COLORS = json.loads((ASSETS / "colors.json").read_text())
 TEXT_COLORS: dict[str, tuple[int, int, int]] = {k: tuple(v) for k, v in _COLORS["text"].items()}
-BACKGROUNDS: dict[str, tuple[int, int, int]] = {k: tuple(v) for k, v in _COLORS["background"].items()}
+BACKGROUNDS: dict[str, tuple[int, int, int]] = {
+    k: tuple(v) for k, v in _COLORS["background"].items()
+}
 VOCABULARY = (
     "<pad>",
     *("the", "number", "in", "on"),
@@ -65,16 +69,19 @@ def draw_pictures(texts: list[str], count: int, seed: int) -> list[Picture]:
 @cache
 def _glyphs(text: str, size: int) -> Image.Image:
     """Tight grey mask of the text."""
-    fonts = importlib.util.find_spec("matplotlib").submodule_search_locations[0]
+    spec = importlib.util.find_spec("matplotlib")
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError("The font comes with matplotlib. Run: pip install matplotlib")
+    fonts = spec.submodule_search_locations[0]
     font = ImageFont.truetype(f"{fonts}/mpl-data/fonts/ttf/DejaVuSans-Bold.ttf", size)
-    left, top, right, bottom = font.getbbox(text)
+    left, top, right, bottom = map(int, font.getbbox(text))
     mask = Image.new("L", (right - left, bottom - top), 0)
     ImageDraw.Draw(mask).text((-left, -top), text, fill=255, font=font)
     return mask
 
 
 def render(picture: Picture, rng: random.Random) -> np.ndarray:
-    """uint8 [H, W, 3] image, with size and offset drawn from `rng`: within 1 pixel of the centre, never cropped."""
+    """uint8 [H, W, 3] image; `rng` draws size and offset (1 pixel at most, never cropped)."""
     glyphs = _glyphs(picture.text, rng.choice(FONT_SIZES))
     free_x, free_y = WIDTH - glyphs.width, HEIGHT - glyphs.height
     x = min(max(free_x // 2 + rng.randint(-1, 1), 0), free_x)
@@ -94,7 +101,9 @@ def write_records(path: Path, pictures: list[Picture]) -> None:
 def main() -> None:
     train_texts, heldout_texts = split_texts()
     write_records(ASSETS / "train.jsonl", draw_pictures(train_texts, NUM_TRAIN_RECORDS, SEED + 1))
-    write_records(ASSETS / "heldout.jsonl", draw_pictures(heldout_texts, NUM_HELDOUT_RECORDS, SEED + 2))
+    write_records(
+        ASSETS / "heldout.jsonl", draw_pictures(heldout_texts, NUM_HELDOUT_RECORDS, SEED + 2)
+    )
 
 
 if __name__ == "__main__":

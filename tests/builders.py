@@ -103,7 +103,7 @@ def train_stack(model: TinyModel, overrides: Mapping[str, Any] | None = None) ->
     """A train stack with FlowGRPO; overrides as in `run_config`."""
     config = run_config(overrides)
     algorithm = FlowGRPO(config.algorithm)
-    return TrainStack(model, algorithm, config.stack, 10, LATENT_SHAPE, CPU)
+    return TrainStack(model, algorithm, config.stack, 10, LATENT_SHAPE, config.seed, CPU)
 
 
 def records(num_prompts: int) -> tuple[PromptRecord, ...]:
@@ -160,7 +160,7 @@ def scored(
         rollout.conditioning,
         rollout.negative_conditioning,
         Rewards(rewards, {"only": rewards}, valid),
-        group_relative(rewards, valid, group_size, use_global_std=False, clip_max=5.0),
+        group_relative(rewards, valid, group_size, use_global_std=False),
     )
 
 

@@ -54,7 +54,7 @@ class SyncEntry:
 MODELS = {
     "tiny": ModelEntry(
         "unirl.models.tiny:TinyModel",
-        "1.8 M-parameter text-to-image flow model that ships with unirl (32 x 16 pixels)",
+        "1.9 M-parameter text-to-image flow model that ships with unirl (32 x 16 pixels)",
         lora_targets=("qkv", "proj", "fc1", "fc2"),
         size_multiple=4,
         fixed_size=(16, 32),

@@ -41,6 +41,7 @@ class LoraConfig(Block):
     """Low-rank adapter on the denoising network (PEFT)."""
 
     rank: PositiveCount = 16
+    """Inner width of the adapter: more can change more, and costs more."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapter's output is scaled by alpha / rank."""
     target_modules: list[str] | None = None
@@ -88,10 +89,13 @@ class SamplingConfig(Block):
     samples_per_prompt: PositiveCount = 8
     """Group size G: advantages compare the samples of one prompt."""
     num_inference_steps: Annotated[int, Field(ge=2)] = 10
+    """Denoising steps T. Training usually takes fewer than evaluation."""
     guidance_scale: float = Field(default=1.0, ge=0)
     """Classifier-free guidance; 1 or less runs the network once a step."""
     height: PositiveCount = 512
+    """Pixels."""
     width: PositiveCount = 512
+    """Pixels."""
     kernel: Literal["flow", "dance", "cps"] = "flow"
     """Transition of a stochastic step: Flow-GRPO's, DanceGRPO's or coefficients-preserving."""
     eta: float = Field(default=0.7, ge=0)
@@ -105,10 +109,15 @@ class EvalSamplingConfig(Block):
     """Overlay on `sampling` at evaluation; null keeps the training value."""
 
     num_inference_steps: Annotated[int, Field(ge=2)] | None = None
+    """Denoising steps."""
     guidance_scale: float | None = Field(default=None, ge=0)
+    """Classifier-free guidance."""
     height: PositiveCount | None = None
+    """Pixels."""
     width: PositiveCount | None = None
+    """Pixels."""
     kernel: Literal["flow", "dance", "cps"] | None = None
+    """Transition of stochastic steps, with eval_eta above 0."""
 
 
 class RolloutConfig(Block):
@@ -168,17 +177,24 @@ class OptimizerConfig(Block):
     """AdamW."""
 
     learning_rate: float = Field(default=3e-4, gt=0)
+    """At the top of the schedule. LoRA takes more than full weights."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Memory of the gradient's mean."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Memory of its square; short runs do better with 0.99."""
     adam_epsilon: float = Field(default=1e-8, gt=0)
+    """Must stay well below the gradients, which are small: log-probs are means."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled; pulls an adapter towards the base model."""
 
 
 class SchedulerConfig(Block):
     """Learning-rate schedule, counted in optimizer steps."""
 
     type: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up."""
     warmup_steps: Count = 0
+    """Steps of linear rise."""
     total_steps: PositiveCount | None = None
     """Step at which linear and cosine reach 0; null: the steps of the whole run."""
 
@@ -194,7 +210,11 @@ class StackConfig(Block):
     """Transitions per forward and backward. Larger is faster until memory ends."""
     num_updates_per_batch: PositiveCount = 1
     """Optimizer steps per rollout batch, each on its own part of the samples."""
+    shuffle_updates: bool = False
+    """Draw the parts at random, so that each step sees samples of many prompts; otherwise they are
+    consecutive, each of batch_size / num_updates_per_batch prompts."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients of a larger global norm are scaled down to it."""
 
 
 class DataConfig(Block):
@@ -217,9 +237,13 @@ class LoggingConfig(Block):
     """Where numbers and pictures go besides the run directory."""
 
     report_to_wandb: bool = False
+    """Log to Weights & Biases as well."""
     project_name: str = "unirl"
+    """wandb project."""
     entity: str | None = None
+    """wandb team or user; null takes your default."""
     tags: list[str] = []
+    """wandb tags."""
     media_max_items: PositiveCount = 16
     """Images in a grid."""
     media_scale: PositiveCount = 1
@@ -234,12 +258,15 @@ class RunConfig(Block):
     run_name: str = "run"
     """The run directory is <output_dir>/<run_name>."""
     output_dir: str = "runs"
+    """Folder of run directories."""
     seed: int = 0
+    """Prompts, noise, stochastic steps and adapter initialisation follow from it."""
     device: str = "auto"
     """auto takes the GPU where there is one."""
     num_threads: Count = 0
     """CPU threads of torch; 0 leaves torch's choice. Tiny models are fastest with 1."""
     num_devices: PositiveCount = 1
+    """Devices in all; this version runs one."""
     layout: Literal["colocate", "separate"] = "colocate"
     """colocate: all roles share one slab in turns; separate: train and rollout on own slabs."""
     train_fraction: float = 0.5
@@ -257,6 +284,9 @@ class RunConfig(Block):
     """Rollouts between weight syncs."""
     adv_use_global_std: bool = False
     """Divide advantages by the batch's standard deviation instead of the group's."""
+    adv_per_component: bool = False
+    """Normalise each scorer's scores on their own, then weight and add (GDPO). Otherwise a scorer
+    whose scores differ little within a group is drowned by one whose scores differ much."""
 
     train_resident: bool = True
     """Keep the train stack on the device while it is idle."""
@@ -268,7 +298,9 @@ class RunConfig(Block):
     eval_interval: Count = 0
     """Rollouts between evaluations; 0 turns them off."""
     eval_num_prompts: PositiveCount = 64
+    """The first prompts of data.eval; more make the means steadier."""
     eval_samples_per_prompt: PositiveCount = 4
+    """Samples of each, from fixed noise."""
     eval_chunk_prompts: PositiveCount = 16
     """Prompts sampled and scored at a time."""
     eval_eta: float = Field(default=0.0, ge=0)

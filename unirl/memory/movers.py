@@ -23,6 +23,7 @@ from unirl.core.errors import ResidencyError
 class _Parked:
     """One emptied storage and its bytes on the host."""
 
+    owner: TensorComponent
     storage: torch.UntypedStorage
     host: Tensor
 
@@ -39,8 +40,9 @@ class ComponentMover:
         self._components = tuple(components)
         self._parked = False
         self._host_buffers: dict[int, Tensor] = {}
-        self._host_versions: dict[str, int | None] = {}
-        self._away: dict[str, list[_Parked]] = {}
+        # By component, not by its name: two scorers of one class have the same names.
+        self._host_versions: dict[TensorComponent, int | None] = {}
+        self._away: list[_Parked] = []
 
     def offload(self) -> Moved:
         """Free the device side of every component."""
@@ -75,7 +77,7 @@ class ComponentMover:
                 moved += component.rebuild()
                 built.append(component)
         except BaseException:
-            for parked in self._parked_storages():
+            for parked in self._away:
                 parked.storage.resize_(0)
             for component in built:
                 component.drop()
@@ -93,7 +95,7 @@ class ComponentMover:
     def _park(self, component: TensorComponent) -> tuple[int, int]:
         """Copy what the host lacks, then empty the storages; returns (copied, dropped) bytes."""
         version = component.version()
-        host_is_current = version is not None and self._host_versions.get(component.name) == version
+        host_is_current = version is not None and self._host_versions.get(component) == version
         storages = self._claim_storages(component)
         copied = dropped = 0
         away = []
@@ -105,29 +107,25 @@ class ComponentMover:
                 host = self._host_buffer(storage)
                 host.copy_(_as_bytes(storage), non_blocking=host.is_pinned())
                 copied += storage.nbytes()
-            away.append(_Parked(storage, host))
+            away.append(_Parked(component, storage, host))
         _synchronize(storages)  # the storages are emptied only once their copies are complete
         for storage in storages:
             storage.resize_(0)
-        self._away[component.name] = away
-        self._host_versions[component.name] = version
+        self._away += away
+        self._host_versions[component] = version
         return copied, dropped
-
-    def _parked_storages(self) -> list[_Parked]:
-        return [parked for component in self._away.values() for parked in component]
 
     def _fill_storages(self) -> int:
         """Copy every emptied storage back from the host; returns the bytes."""
-        away = self._parked_storages()
-        for parked in away:
+        for parked in self._away:
             parked.storage.resize_(parked.host.numel())
             _as_bytes(parked.storage).copy_(parked.host, non_blocking=parked.host.is_pinned())
-        _synchronize(parked.storage for parked in away)
-        return sum(parked.host.numel() for parked in away)
+        _synchronize(parked.storage for parked in self._away)
+        return sum(parked.host.numel() for parked in self._away)
 
     def _claim_storages(self, component: TensorComponent) -> list[torch.UntypedStorage]:
         """The component's storages, each once; refuses one that another component has parked."""
-        parked_elsewhere = {p.storage._cdata: name for name, ps in self._away.items() for p in ps}
+        parked_elsewhere = {parked.storage._cdata: parked.owner.name for parked in self._away}
         storages: dict[int, torch.UntypedStorage] = {}
         for tensor in component.tensors():
             storage = tensor.untyped_storage()

@@ -1,12 +1,15 @@
-"""A 1.8-million-parameter text-to-image diffusion transformer that samples on a CPU: the network alone.
+"""A 1.8-million-parameter text-to-image diffusion transformer that samples on a CPU: the network
+alone.
 
-In go noisy pixels in [-1, 1], their noise level and the token ids of a prompt; out comes the velocity of the flow
-`x_sigma = (1 - sigma) x_0 + sigma noise`, that is `noise - x_0`. Pixel space, so there is no VAE; the text encoder is
-an embedding table. Text tokens and image tokens attend to each other in one sequence, the noise level modulates every
-block (adaLN, DiT, arXiv:2212.09748). All projections are plain `nn.Linear`, which is what LoRA tooling looks for.
+In go noisy pixels in [-1, 1], their noise level and the token ids of a prompt; out comes the
+velocity of the flow `x_sigma = (1 - sigma) x_0 + sigma noise`, that is `noise - x_0`. Pixel space,
+so there is no VAE; the text encoder is an embedding table. Text tokens and image tokens attend to
+each other in one sequence, the noise level modulates every block (adaLN, DiT, arXiv:2212.09748).
+All projections are plain `nn.Linear`, which is what LoRA tooling looks for.
 
     model, tokenizer = load_tiny_dit("unirl/assets/tiny/model.safetensors")
-    velocity = model(latents, sigma, tokenizer.encode(['the number "374" in red on white'] * len(latents)))
+    token_ids = tokenizer.encode(['the number "374" in red on white'] * len(latents))
+    velocity = model(latents, sigma, token_ids)
 """
 
 import dataclasses
@@ -25,7 +28,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class TinyDiTConfig:
-    """Shape of the network. Heights and widths are in pixels, `num_tokens` is the fixed prompt length."""
+    """Shape of the network. Height and width in pixels; `num_tokens` is the fixed prompt length."""
 
     vocabulary_size: int
     num_tokens: int = 10
@@ -39,9 +42,10 @@ class TinyDiTConfig:
 
 
 class TinyTokenizer:
-    """Maps a prompt to a fixed number of ids: words one by one, text inside double quotes character by character.
+    """Maps a prompt to a fixed number of ids: whole words, single characters inside double quotes.
 
-        TinyTokenizer(("<pad>", "the", "number", "7"), 4).encode(['the number "77"'])  # [[1, 2, 3, 3]]
+        tokenizer = TinyTokenizer(("<pad>", "the", "number", "7"), num_tokens=5)
+        tokenizer.encode(['the number "77"'])  # [[1, 2, 3, 3, 0]]
 
     Id 0 fills the rest, so the empty prompt is all zeros: the unconditional input of the network.
     """
@@ -58,7 +62,8 @@ class TinyTokenizer:
             tokens = [self._id(word, prompt) for word in split_prompt(prompt)]
             if len(tokens) > self.num_tokens:
                 raise ValueError(
-                    f"Prompt {prompt!r} has {len(tokens)} tokens, the model reads {self.num_tokens}. Shorten it."
+                    f"Prompt {prompt!r} has {len(tokens)} tokens, "
+                    f"the model reads {self.num_tokens}. Shorten it."
                 )
             ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
         return ids
@@ -66,12 +71,14 @@ class TinyTokenizer:
     def _id(self, word: str, prompt: str) -> int:
         if word not in self._ids:
             known = " ".join(self.vocabulary[1:])
-            raise ValueError(f"Unknown word {word!r} in prompt {prompt!r}. The tiny model knows: {known}")
+            raise ValueError(
+                f"Unknown word {word!r} in prompt {prompt!r}. The tiny model knows: {known}"
+            )
         return self._ids[word]
 
 
 def split_prompt(prompt: str) -> list[str]:
-    """Words of a prompt in order; a stretch inside double quotes falls apart into its characters."""
+    """Words of a prompt in order; text inside double quotes falls apart into its characters."""
     pieces: list[str] = []
     for quoted, word in re.findall(r'"([^"]*)"|([^\s"]+)', prompt):
         pieces.extend(quoted or [word] if word else quoted)
@@ -81,24 +88,28 @@ def split_prompt(prompt: str) -> list[str]:
 def sincos(position: Tensor, dim: int, max_period: float) -> Tensor:
     """[..., dim] sines and cosines of unit amplitude at geometric frequencies, float32."""
     # Unit amplitude matters: positions initialised at std 0.02 did not train within minutes.
-    frequency = torch.exp(torch.arange(dim // 2, device=position.device) * (-2 * math.log(max_period) / dim))
+    frequency = torch.exp(
+        torch.arange(dim // 2, device=position.device) * (-2 * math.log(max_period) / dim)
+    )
     angle = position.float()[..., None] * frequency
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
 
 def image_positions(rows: int, columns: int, dim: int) -> Tensor:
-    """[rows * columns, dim]: half of the channels encode the row, half the column of an image token."""
+    """[rows * columns, dim]: half of the channels encode an image token's row, half its column."""
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    return torch.cat([sincos(row, dim // 2, 100.0), sincos(column, dim // 2, 100.0)], dim=-1).flatten(0, 1)
+    return torch.cat(
+        [sincos(row, dim // 2, 100.0), sincos(column, dim // 2, 100.0)], dim=-1
+    ).flatten(0, 1)
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Layer norm without parameters, then an affine map per sample. x: [B, T, D]; shift, scale: [B, 1, D]."""
+    """Layer norm, then an affine map per sample. x: [B, T, D]; shift, scale: [B, 1, D]."""
     return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with layer-normed queries and keys (keeps logits bounded in bf16)."""
+    """Self-attention with layer-normed queries and keys, which keeps logits bounded in bf16."""
 
     def __init__(self, dim: int, num_heads: int):
         super().__init__()
@@ -118,7 +129,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention over text and image, a 3x3 depthwise convolution over the image, a feed-forward layer."""
+    """Attention over text and image, a depthwise convolution over the image, a feed-forward."""
 
     def __init__(self, config: TinyDiTConfig):
         super().__init__()
@@ -130,10 +141,21 @@ class Block(nn.Module):
         self.local = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
         self.fc1 = nn.Linear(dim, 4 * dim)
         self.fc2 = nn.Linear(4 * dim, dim)
+        self._init_weights(config.depth)
+
+    def _init_weights(self, depth: int) -> None:
+        # Gates start open: closed ones (adaLN-zero) only pay in runs longer than minutes.
+        gates = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 1.0]).repeat_interleave(self.fc1.in_features)
+        nn.init.zeros_(self.adaLN.weight)
+        self.adaLN.bias.data.copy_(gates)
+        for linear in (self.attn.proj, self.fc2):
+            linear.weight.data.div_(math.sqrt(2 * depth))
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """x: [B, L + N, D] text then image tokens; condition: [B, D] embedding of the noise level."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN(condition)[:, None].chunk(6, dim=-1)
+        """x: [B, L + N, D] text, then image tokens; condition: [B, D] embedded noise level."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN(condition)[:, None].chunk(
+            6, dim=-1
+        )
         x = x + gate1 * self.attn(modulate(x, shift1, scale1))
         x = self._mix_neighbours(x)
         return x + gate2 * self.fc2(F.relu_(self.fc1(modulate(x, shift2, scale2))))
@@ -146,6 +168,9 @@ class Block(nn.Module):
 
 class TinyDiT(nn.Module):
     """Velocity network. Rows of a batch never see each other, nothing in it is random."""
+
+    positions: Tensor
+    """[L + N, D] position of each text and image token."""
 
     def __init__(self, config: TinyDiTConfig):
         super().__init__()
@@ -164,24 +189,18 @@ class TinyDiT(nn.Module):
         text_positions = sincos(torch.arange(config.num_tokens), dim, 1000.0)
         positions = torch.cat([text_positions, image_positions(rows, columns, dim)])
         self.register_buffer("positions", positions, persistent=False)
-        self._init_weights()
+        self._zero_output()
 
-    def _init_weights(self) -> None:
-        for block in self.blocks:
-            nn.init.zeros_(block.adaLN.weight)
-            nn.init.zeros_(block.adaLN.bias)
-            # Gates start open: within a few hundred steps closed ones (adaLN-zero) cost more than they save.
-            block.adaLN.bias.data.view(6, -1)[[2, 5]] = 1.0
-            for linear in (block.attn.proj, block.fc2):
-                linear.weight.data.div_(math.sqrt(2 * self.config.depth))
+    def _zero_output(self) -> None:
         for last in (self.final_adaLN, self.head):
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
+            for parameter in last.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, latents: Tensor, sigma: Tensor, token_ids: Tensor) -> Tensor:
-        """Velocity [B, 3, H, W] of latents [B, 3, H, W] at noise level sigma [B] (float32, 1 is pure noise).
+        """Velocity [B, 3, H, W] of latents [B, 3, H, W] at noise level sigma [B] (float32).
 
-        token_ids: [B, L] from the tokenizer. Runs in the dtype of the weights, or under autocast.
+        Sigma 1 is pure noise; token_ids is [B, L] from the tokenizer. Runs in the dtype of the
+        weights, or under autocast.
         """
         condition = self._embed_sigma(sigma)
         pixels = F.silu(self.stem(latents))
@@ -211,7 +230,9 @@ def save_tiny_dit(
     path: str | Path, model: TinyDiT, tokenizer: TinyTokenizer, dtype: torch.dtype = torch.float16
 ) -> None:
     """One safetensors file: weights in `dtype`, config and vocabulary as JSON in its metadata."""
-    tensors = {name: value.detach().to(dtype).contiguous() for name, value in model.state_dict().items()}
+    tensors = {
+        name: value.detach().to(dtype).contiguous() for name, value in model.state_dict().items()
+    }
     metadata = {
         "config": json.dumps(dataclasses.asdict(model.config)),
         "vocabulary": json.dumps(tokenizer.vocabulary),
@@ -220,17 +241,19 @@ def save_tiny_dit(
 
 
 def load_tiny_dit(path: str | Path) -> tuple[TinyDiT, TinyTokenizer]:
-    """Network in evaluation mode with float32 weights, and its tokenizer, from a file of `save_tiny_dit`."""
+    """Network with float32 weights, in evaluation mode, and tokenizer from a saved file."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"No tiny model at {path}. scripts/pretrain_tiny.py writes one.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name).float() for name in file.keys()}
+            state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         config = TinyDiTConfig(**json.loads(metadata["config"]))
         tokenizer = TinyTokenizer(tuple(json.loads(metadata["vocabulary"])), config.num_tokens)
         model = TinyDiT(config)
         model.load_state_dict(state)
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path} is not a readable tiny model ({error}). Restore or rebuild the file.") from error
+        raise ValueError(
+            f"{path} is not a readable tiny model ({error}). Restore or rebuild the file."
+        ) from error
     return model.eval(), tokenizer

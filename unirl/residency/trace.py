@@ -56,4 +56,5 @@ class TransitionLog:
         return metrics
 
     def close(self) -> None:
-        self._file.close()
+        with output_errors(self._path):
+            self._file.close()

@@ -1,8 +1,8 @@
 """Reads the text in small images with the PP-OCRv4 recogniser, one ONNX file run on the CPU.
 
-In go uint8 RGB images that show one line of text, out come strings. The network is the one inside the PyPI package
-`rapidocr-onnxruntime` (Apache-2.0); only its file is used, because the package's own pipeline pads every image to 320
-pixels and its text detector fails on images this small.
+In go uint8 RGB images that show one line of text, out come strings. The network is the one inside
+the PyPI package `rapidocr-onnxruntime` (Apache-2.0); only its file is used, because the package's
+own pipeline pads every image to 320 pixels and its text detector fails on images this small.
 
     recognizer = OcrRecognizer(bundled_model_path(), num_threads=1)
     recognizer.read(images)  # ['374', '12']
@@ -19,26 +19,30 @@ from PIL import Image
 PACKAGE, MODEL_FILE = "rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx"
 INPUT_HEIGHT = 48
 INPUT_WIDTH = 64
-"""48 x 64 reads two or three characters as well as 48 x 96 does (every one of 256 clean renders) in half the time."""
+"""48 x 64 reads two or three characters as well as 48 x 96 (all of 256 clean renders) in half the
+time."""
 BATCH_SIZE = 16
 
 
 def bundled_model_path() -> Path:
-    """Where the recogniser lies inside the installed `rapidocr-onnxruntime` package (which is not imported)."""
+    """The recogniser inside the installed `rapidocr-onnxruntime`, which is not imported."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
-            "The OCR reward needs the recogniser of the package rapidocr-onnxruntime, which is not installed. "
+            "The OCR reward needs the recogniser of the package rapidocr-onnxruntime, "
+            "which is not installed. "
             "Run: pip install --no-deps rapidocr-onnxruntime==1.4.4"
         )
     path = Path(spec.submodule_search_locations[0]) / MODEL_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing. Run: pip install --no-deps rapidocr-onnxruntime==1.4.4")
+        raise FileNotFoundError(
+            f"{path} is missing. Run: pip install --no-deps rapidocr-onnxruntime==1.4.4"
+        )
     return path
 
 
 class OcrRecognizer:
-    """A text recogniser: images of one line in, strings out. The result for an image never depends on its batch."""
+    """Images of one line of text in, strings out."""
 
     def __init__(self, model_path: str | Path, num_threads: int):
         options = onnxruntime.SessionOptions()
@@ -54,12 +58,13 @@ class OcrRecognizer:
         self._alphabet = read_alphabet(self._session)
 
     def read(self, images: np.ndarray) -> list[str]:
-        """One string per image, NFKC-normalised, upper case. images: uint8 [B, 3, H, W] RGB, numpy or CPU torch."""
+        """One string per image, NFKC and upper case. images: uint8 [B, 3, H, W], numpy or torch."""
         pixels = recognizer_input(np.asarray(images))
         texts: list[str] = []
         for start in range(0, len(pixels), BATCH_SIZE):
-            (probs,) = self._session.run(None, {self._input_name: pixels[start : start + BATCH_SIZE]})
-            texts += [ctc_collapse(row, self._alphabet) for row in probs.argmax(axis=-1)]
+            feeds = {self._input_name: pixels[start : start + BATCH_SIZE]}
+            classes = np.asarray(self._session.run(None, feeds)[0]).argmax(axis=-1)  # [B, T]
+            texts += [ctc_collapse(row, self._alphabet) for row in classes]
         return [unicodedata.normalize("NFKC", text).upper() for text in texts]
 
 
@@ -72,7 +77,10 @@ def read_alphabet(session: onnxruntime.InferenceSession) -> list[str]:
 def recognizer_input(images: np.ndarray) -> np.ndarray:
     """float32 [B, 3, 48, 64] in [-1, 1], channels in BGR order, from uint8 [B, 3, H, W] RGB."""
     size = (INPUT_WIDTH, INPUT_HEIGHT)
-    resized = [Image.fromarray(im.transpose(1, 2, 0)).resize(size, Image.Resampling.BILINEAR) for im in images]
+    resized = [
+        Image.fromarray(im.transpose(1, 2, 0)).resize(size, Image.Resampling.BILINEAR)
+        for im in images
+    ]
     if not resized:
         return np.zeros((0, 3, INPUT_HEIGHT, INPUT_WIDTH), np.float32)
     rgb = np.stack([np.asarray(im) for im in resized])
@@ -80,7 +88,7 @@ def recognizer_input(images: np.ndarray) -> np.ndarray:
 
 
 def ctc_collapse(classes: np.ndarray, alphabet: list[str]) -> str:
-    """Best-path decoding of CTC: merge repeated classes, then drop the blank (class 0). classes: [T]."""
+    """Best CTC path: merge repeated classes, then drop the blank (class 0). classes: [T]."""
     is_new = np.concatenate([[True], classes[1:] != classes[:-1]])
     return "".join(alphabet[i] for i in classes[is_new & (classes != 0)])
 

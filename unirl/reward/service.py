@@ -135,7 +135,9 @@ def _score_checked(
     """[B] finite float32 scores, or RewardError naming the scorer and the first bad sample."""
     untouched = images._version
     try:
-        scores = torch.as_tensor(scorer.score(images, records), dtype=torch.float32).cpu()
+        with torch.no_grad():
+            returned = scorer.score(images, records)
+        scores = torch.as_tensor(returned, dtype=torch.float32).detach().cpu()
     except Exception as error:
         raise RewardError(
             f"scorer {name!r} failed: {type(error).__name__}: {error}. "

@@ -156,6 +156,7 @@ def build_stack(config: RunConfig, model: DiffusionModel, device: torch.device) 
         config.stack,
         total_steps=windows * config.stack.num_updates_per_batch,
         latent_shape=model.latent_shape(config.sampling.height, config.sampling.width),
+        seed=config.seed,
         device=device,
     )
 
@@ -163,7 +164,8 @@ def build_stack(config: RunConfig, model: DiffusionModel, device: torch.device) 
 def build_reward(config: RunConfig) -> RewardService:
     reward = config.reward or RewardConfig()
     missing = missing_judges(config.eval_rewards)
-    judges = {n: s for n, s in config.eval_rewards.items() if n not in missing}
+    asked = config.eval_rewards if config.eval_interval > 0 else {}
+    judges = {name: judge for name, judge in asked.items() if name not in missing}
     return RewardService(
         {
             name: WeightedScorer(_build_scorer(scorer, f"reward.scorers.{name}"), scorer.weight)

@@ -131,13 +131,20 @@ def _wandb_sink(config: RunConfig, directory: RunDirectory, run_id: str | None) 
     )
 
 
+def _hint(directory: RunDirectory, result: TrainResult) -> str:
+    """How an interrupted run can be taken up again."""
+    if result.rollouts_done == result.num_rollouts:
+        return "only the last evaluation is missing"
+    if any(directory.checkpoint_dir.glob("checkpoint-*")):
+        return f"go on with load_dir={directory.path}"
+    return "nothing to save yet"
+
+
 def _finish(directory: RunDirectory, result: TrainResult) -> None:
     """Curves, and the before -> after table as the last lines."""
     rows = list(read_rows(directory.metrics_file))
     if rows:
         save_curves(directory.metrics_file, directory.path / "curves.png")
     if result.interrupted:
-        is_saved = any(directory.checkpoint_dir.glob("checkpoint-*"))
-        hint = f"go on with load_dir={directory.path}" if is_saved else "nothing to save yet"
-        logger.info("stopped after %d rollouts; %s", result.rollouts_done, hint)
+        logger.info("stopped after %d rollouts; %s", result.rollouts_done, _hint(directory, result))
     summary([row.metrics for row in rows if row.kind == "eval"], directory.path)

@@ -51,7 +51,6 @@ METRICS: Mapping[str, Metric] = {
     "train/clip_fraction": Metric("fraction", "transitions whose gradient the clip removed"),
     "train/clip_fraction_high": Metric("fraction", "those above the upper bound"),
     "train/clip_fraction_low": Metric("fraction", "those below the lower bound"),
-    "train/clip_range": Metric("ratio", "half-width of the interval the ratio is clipped to"),
     "train/approx_kl": Metric(
         "nats per latent element",
         "distance from the sampling policy, half the mean squared log-ratio",
@@ -61,7 +60,9 @@ METRICS: Mapping[str, Metric] = {
     ),
     "train/grad_norm": Metric("", "gradient norm before clipping"),
     "train/lr": Metric("", "learning rate, mean over the window's steps"),
-    "train/skipped_steps": Metric("steps", "optimizer steps not taken: non-finite gradients"),
+    "train/skipped_steps": Metric(
+        "steps", "optimizer steps not taken: non-finite gradients or all advantages 0"
+    ),
     "train/optimizer_step": Metric("steps", "optimizer steps done so far"),
     "train/rollout_replay_log_prob_diff_mean": Metric(
         "nats per latent element", "mean |engine's - replayed log-prob|: sampler and trainer agree"
@@ -72,7 +73,9 @@ METRICS: Mapping[str, Metric] = {
     # perf/: wall-clock time of one window
     "perf/samples_per_second": Metric("samples / s", "samples trained on per second of the window"),
     "perf/<phase>_seconds": Metric(
-        "s", "time in one phase: rollout, reward, sync, train, evaluate, save, total"
+        "s",
+        "time in one phase: rollout (sync included), reward, sync, train, evaluate, save, total; "
+        "the row after an evaluation has its rollout and reward time too",
     ),
     # eval/: held-out prompts with fixed noise
     "eval/reward_mean": Metric("reward", "mean total reward on the evaluation prompts"),

@@ -40,6 +40,7 @@ class TrainStack:
         config: StackConfig,
         total_steps: int,
         latent_shape: tuple[int, ...],
+        seed: int,
         device: torch.device,
     ) -> None:
         """`model` is on `device` with its adapter attached or its network requiring grad."""
@@ -48,6 +49,7 @@ class TrainStack:
         self._config = config
         self._total_steps = total_steps
         self._latent_shape = latent_shape
+        self._seed = seed
         self._device = device
         self._trained = {n: p for n, p in model.network.named_parameters() if p.requires_grad}
         if not self._trained:
@@ -115,9 +117,17 @@ class TrainStack:
     def _split(self, rows: Rows, num_samples: int) -> list[list[Tensor]]:
         """Row indices: one list per optimizer step, of slices of at most micro_batch_size rows."""
         num_parts = self._config.num_updates_per_batch
-        part_of_row = rows.sample_index * num_parts // num_samples
+        part_of_row = self._places(num_samples)[rows.sample_index] * num_parts // num_samples
         parts = [torch.nonzero(part_of_row == part).flatten() for part in range(num_parts)]
         return [list(part.split(self._config.micro_batch_size)) for part in parts if len(part)]
+
+    def _places(self, num_samples: int) -> Tensor:
+        """[num_samples] each sample's place in the order that is cut into parts."""
+        if not self._config.shuffle_updates:
+            return torch.arange(num_samples, device=self._device)
+        # A function of seed and step, so that a resumed run draws the same parts.
+        generator = torch.Generator().manual_seed(seed_of(f"{self._seed}/parts/{self._num_steps}"))
+        return torch.randperm(num_samples, generator=generator).to(self._device)
 
     def _step(self, rows: Rows, slices: Sequence[Tensor]) -> UpdateStats:
         """One optimizer step on the mean loss over the rows of all slices."""
@@ -150,7 +160,11 @@ class TrainStack:
 
     def _clip_gradients(self) -> float:
         """Global norm before clipping."""
-        norm = nn.utils.clip_grad_norm_(self._trained.values(), self._config.max_grad_norm)
+        norm = nn.utils.get_total_norm(
+            [p.grad for p in self._trained.values() if p.grad is not None]
+        )
+        if norm.isfinite():  # scaling by a NaN would hide which gradients it came from
+            nn.utils.clip_grads_with_norm_(self._trained.values(), self._config.max_grad_norm, norm)
         return float(norm)
 
     def _reason_to_skip(self, grad_norm: float, has_signal: bool) -> str | None:
@@ -207,9 +221,13 @@ class TrainStack:
     def load_state(self, tensors: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]) -> None:
         """Restore what `state_tensors` and `optimizer_state` gave.
 
-        Raises ModelError, with nothing written, when the weights do not fit.
+        Raises ModelError, with nothing written, when they do not fit.
         """
         self._require_on_device("load")
+        trained = list(self._trained.values())
+        for index, state in optimizer_state["optimizer"]["state"].items():
+            if index >= len(trained) or state["exp_avg"].shape != trained[index].shape:
+                raise ModelError(f"the optimizer state does not fit at trained tensor {index}")
         parameters = dict(self.model.network.named_parameters())
         expected = self._trained if tensors.keys() == self._trained.keys() else parameters
         copy_into(expected, tensors)

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from unirl.algorithms.advantage import group_relative
+from unirl.algorithms.advantage import reward_advantages
 from unirl.config.schema import RunConfig
 from unirl.core.types import ScoredRollout
 from unirl.data.stream import PromptStream
@@ -36,6 +36,7 @@ class TrainResult:
     """How a run ended."""
 
     rollouts_done: int
+    num_rollouts: int
     interrupted: bool
 
 
@@ -65,6 +66,8 @@ class DiffusionTrainer:
         self._tracker = tracker
         self._transitions = transitions
         self._should_stop = should_stop
+        scorers = config.reward.scorers if config.reward else {}
+        self._reward_weights = {name: scorer.weight for name, scorer in scorers.items()}
         self._resumed_at: int | None = None
         self._evaluation_dropped = False
 
@@ -91,7 +94,7 @@ class DiffusionTrainer:
         interrupted = done < config.num_rollouts or self._evaluation_dropped
         if interrupted and done > start and not self._checkpoints.is_due(done):
             self._save(done)
-        return TrainResult(done, interrupted)
+        return TrainResult(done, config.num_rollouts, interrupted)
 
     def train_window(self, window: range) -> None:
         """Collect accumulate_rollouts rollouts, then train on all of them at once."""
@@ -118,12 +121,13 @@ class DiffusionTrainer:
         sync_due = sync_is_due(rollout_id, config.weight_sync_interval, self._resumed_at)
         rollout = self._phases.generate(request, sync_weights=sync_due)
         rewards = self._phases.score(rollout)
-        advantages = group_relative(
-            rewards.total,
-            rewards.valid,
+        advantages = reward_advantages(
+            rewards,
+            self._reward_weights,
             request.samples_per_prompt,
-            config.adv_use_global_std,
-            config.algorithm.adv_clip_max,
+            per_component=config.adv_per_component,
+            use_global_std=config.adv_use_global_std,
+            clip_max=config.algorithm.adv_clip_max,
         )
         return ScoredRollout(
             rollout.request,

@@ -91,9 +91,7 @@ def test_noise_is_asked_for_stochastic_steps_only():
 
 def test_half_precision_start_noise_is_denoised_in_float32():
     kernel = make_kernel("flow", 0.5, SIGMAS)
-    trajectory = sample_trajectory(
-        pull_to_zero, START.bfloat16(), SIGMAS, kernel, (0,), step_noise
-    )
+    trajectory = sample_trajectory(pull_to_zero, START.bfloat16(), SIGMAS, kernel, (0,), step_noise)
     assert {trajectory.latents.dtype, trajectory.log_probs.dtype} == {torch.float32}
 
 

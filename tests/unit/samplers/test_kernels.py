@@ -93,7 +93,9 @@ def test_dance_is_flow_with_a_noise_level_that_depends_on_sigma(schedule):
         flow, _ = transition_at("flow", matching, sigmas, step, "img")
         torch.testing.assert_close(flow.mean, dance.mean, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(flow.std, dance.std, rtol=1e-5, atol=0)
-        torch.testing.assert_close(flow.log_prob(value), dance.log_prob(value), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            flow.log_prob(value), dance.log_prob(value), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kernel", ["flow", "dance", "cps"])
@@ -131,7 +133,12 @@ def test_samples_of_a_batch_may_stand_at_different_noise_levels(kernel):
 
 @pytest.mark.parametrize(
     ("latents", "velocity", "sigma"),
-    [((2, 3), (2, 4), (2,)), ((2, 3), (2, 3), (1,)), ((2, 3), (2, 3), (2, 1)), ((2, 3), (2, 3), ())],
+    [
+        ((2, 3), (2, 4), (2,)),
+        ((2, 3), (2, 3), (1,)),
+        ((2, 3), (2, 3), (2, 1)),
+        ((2, 3), (2, 3), ()),
+    ],
 )
 def test_shapes_that_do_not_fit_are_refused(latents, velocity, sigma):
     kernel = make_kernel("flow", 0.7, (1.0, 0.5, 0.0))

@@ -1,0 +1,297 @@
+"""The reward service: weights, failures, dropped groups, judges and parking."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from builders import rollout_request, sample, tiny_model
+from torch import Tensor
+
+from unirl.config.schema import RewardConfig
+from unirl.core.components import FROZEN, Component, RebuiltComponent, TensorComponent
+from unirl.core.errors import DataError, ResidencyError, RewardError
+from unirl.core.types import PromptRecord, Rollout
+from unirl.reward.scorer import Scorer
+from unirl.reward.service import RewardService, WeightedScorer
+
+NAN = float("nan")
+Score = Callable[[Tensor, Sequence[PromptRecord]], Any]
+
+
+class FunctionScorer(Scorer):
+    """Scores with a function; counts its calls."""
+
+    def __init__(self, function: Score, components: Sequence[Component] = ()) -> None:
+        self._function = function
+        self._components = components
+        self.num_calls = 0
+
+    def score(self, images: Tensor, records: Sequence[PromptRecord]) -> Any:
+        self.num_calls += 1
+        return self._function(images, records)
+
+    def components(self) -> Sequence[Component]:
+        return self._components
+
+
+def brightness(images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+    return images.float().mean(dim=(1, 2, 3)) / 255
+
+
+def constant(value: float) -> Score:
+    return lambda images, records: [value] * len(records)
+
+
+def crash(images: Tensor, records: Sequence[PromptRecord]) -> Any:
+    raise KeyError("no such model")
+
+
+def fails_for(text: str, otherwise: Score, failure: float = NAN) -> Score:
+    """`failure` for images of one prompt."""
+
+    def score(images: Tensor, records: Sequence[PromptRecord]) -> list[float]:
+        scores = torch.as_tensor(otherwise(images, records)).tolist()
+        pairs = zip(records, scores, strict=True)
+        return [failure if record.text == text else value for record, value in pairs]
+
+    return score
+
+
+@pytest.fixture(scope="module")
+def rollout() -> Rollout:
+    """3 prompts x 4 samples."""
+    return sample(tiny_model(), rollout_request(num_prompts=3))
+
+
+def service(
+    scorers: dict[str, tuple[Score | Scorer, float]],
+    judges: dict[str, Score | Scorer] | None = None,
+    **config: Any,
+) -> RewardService:
+    def scorer(given: Score | Scorer) -> Scorer:
+        return given if isinstance(given, Scorer) else FunctionScorer(given)
+
+    return RewardService(
+        {n: WeightedScorer(scorer(s), weight) for n, (s, weight) in scorers.items()},
+        {n: scorer(s) for n, s in (judges or {}).items()},
+        RewardConfig.model_validate(config),
+    )
+
+
+def texts(rollout: Rollout) -> list[str]:
+    return rollout.request.prompts.texts
+
+
+# --- scores ---------------------------------------------------------------------------------------
+
+
+def test_the_total_is_the_weighted_sum_and_components_are_unweighted(rollout):
+    rewards = service({"a": (brightness, 0.5), "b": (constant(2.0), -3.0)}).score(rollout)
+    expected = brightness(rollout.images, ())
+    torch.testing.assert_close(rewards.components["a"], expected)
+    assert rewards.components["b"].tolist() == [2.0] * 12
+    torch.testing.assert_close(rewards.total, 0.5 * expected - 6)
+    assert rewards.valid.all()
+    assert {rewards.total.dtype, rewards.components["a"].dtype} == {torch.float32}
+
+
+def test_every_sample_is_scored_with_the_record_of_its_prompt(rollout):
+    order = {text: float(i) for i, text in enumerate(texts(rollout))}
+    rewards = service({"a": (lambda images, records: [order[r.text] for r in records], 1.0)})
+    assert rewards.score(rollout).total.tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [[1] * 12, [True] * 12, torch.ones(12, dtype=torch.float64), torch.ones(12).numpy()],
+    ids=["ints", "bools", "float64", "numpy"],
+)
+def test_scores_may_be_any_kind_of_numbers(rollout, returned):
+    rewards = service({"a": (lambda images, records: returned, 1.0)}).score(rollout)
+    assert rewards.total.tolist() == [1.0] * 12
+
+
+def test_a_scorer_that_keeps_a_graph_does_not_pass_it_on(rollout):
+    weight = torch.ones(12, requires_grad=True)
+    for score in (lambda images, records: brightness(images, ()) * weight, lambda *_: weight):
+        assert not service({"a": (score, 1.0)}).score(rollout).total.requires_grad
+
+
+def test_a_scorer_that_writes_into_the_images_is_an_error(rollout):
+    def black_out(images: Tensor, records: Sequence[PromptRecord]) -> list[float]:
+        images.zero_()
+        return [0.0] * len(records)
+
+    own = replace(rollout, images=rollout.images.clone())
+    with pytest.raises(RewardError, match="scorer 'bad' wrote into the images"):
+        service({"bad": (black_out, 1.0), "good": (brightness, 1.0)}).score(own)
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+FAILURES: dict[str, tuple[Score, str]] = {
+    "nan": (constant(NAN), "returned nan for 12 of 12 images"),
+    "infinity": (constant(float("inf")), "returned inf"),
+    "too few": (lambda images, records: [1.0] * 11, r"shape \(11,\) for 12 images"),
+    "a column": (lambda images, records: torch.ones(12, 1), r"shape \(12, 1\)"),
+    "a number": (lambda images, records: 1.0, r"shape \(\)"),
+    "nothing": (lambda images, records: None, "failed: "),
+    "words": (lambda images, records: ["good"] * 12, "failed: "),
+    "an exception": (crash, "failed: KeyError: 'no such model'"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("on_failure", ["raise", "retry"])
+def test_a_failure_is_an_error_that_names_the_scorer(rollout, failure, on_failure):
+    score, message = FAILURES[failure]
+    broken = service({"fine": (brightness, 1.0), "broken": (score, 1.0)}, on_failure=on_failure)
+    with pytest.raises(RewardError, match=f"scorer 'broken' .*{message}"):
+        broken.score(rollout)
+
+
+def test_a_single_nan_names_the_first_prompt_it_was_given_for(rollout):
+    bad = texts(rollout)[1]
+    broken = service({"a": (fails_for(bad, brightness), 1.0)})
+    with pytest.raises(RewardError, match=f"4 of 12 images, first for prompt '{bad}'"):
+        broken.score(rollout)
+
+
+@pytest.mark.parametrize("num_failures", [0, 1, 2, 3])
+def test_retry_asks_again_as_often_as_set_and_then_raises(rollout, num_failures):
+    def flaky(images: Tensor, records: Sequence[PromptRecord]) -> Any:
+        return (crash if scorer.num_calls <= num_failures else brightness)(images, records)
+
+    scorer = FunctionScorer(flaky)
+    rewards = service({"flaky": (scorer, 1.0)}, on_failure="retry", num_retries=2)
+    if num_failures <= 2:
+        torch.testing.assert_close(rewards.score(rollout).total, brightness(rollout.images, ()))
+    else:
+        with pytest.raises(RewardError, match="no such model"):
+            rewards.score(rollout)
+    assert scorer.num_calls == min(num_failures, 2) + 1
+
+
+def crashes_for(text: str) -> Score:
+    def score(images: Tensor, records: Sequence[PromptRecord]) -> Any:
+        if any(record.text == text for record in records):
+            raise OSError("timeout")
+        return brightness(images, records)
+
+    return score
+
+
+@pytest.mark.parametrize("kind", ["nan", "crash"])
+def test_drop_group_drops_only_the_failing_group_and_never_counts_it_as_zero(rollout, kind):
+    bad = texts(rollout)[1]
+    score = fails_for(bad, brightness) if kind == "nan" else crashes_for(bad)
+    rewards = service({"a": (score, 1.0)}, on_failure="drop_group").score(rollout)
+    assert rewards.valid.tolist() == [True] * 4 + [False] * 4 + [True] * 4
+    assert rewards.total[4:8].isnan().all()
+    expected = brightness(rollout.images, ())
+    torch.testing.assert_close(rewards.total[rewards.valid], expected[rewards.valid])
+
+
+def test_one_bad_sample_costs_its_whole_group(rollout):
+    def score(images: Tensor, records: Sequence[PromptRecord]) -> Any:
+        scores = brightness(images, records)
+        if len(records) == 12 or records[0].text == texts(rollout)[2]:
+            scores[-1] = NAN
+        return scores
+
+    rewards = service({"a": (score, 1.0)}, on_failure="drop_group").score(rollout)
+    assert rewards.valid.tolist() == [True] * 8 + [False] * 4
+
+
+def test_groups_dropped_by_different_scorers_add_up(rollout):
+    first, second, _ = texts(rollout)
+    rewards = service(
+        {"a": (fails_for(first, brightness), 1.0), "b": (crashes_for(second), 0.0)},
+        on_failure="drop_group",
+    ).score(rollout)
+    assert rewards.valid.tolist() == [False] * 8 + [True] * 4
+
+
+def test_a_rollout_without_any_group_left_is_an_error(rollout):
+    broken = service({"a": (constant(NAN), 1.0)}, on_failure="drop_group")
+    with pytest.raises(RewardError, match="every prompt group"):
+        broken.score(rollout)
+
+
+def test_an_interrupt_is_not_taken_for_a_failing_scorer(rollout):
+    def interrupted(images: Tensor, records: Sequence[PromptRecord]) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        service({"a": (interrupted, 1.0)}, on_failure="drop_group").score(rollout)
+
+
+# --- judges ---------------------------------------------------------------------------------------
+
+
+def test_judges_do_not_count_in_the_reward(rollout):
+    judged = service({"a": (constant(1.0), 1.0)}, {"judge": brightness})
+    assert judged.score(rollout).components.keys() == {"a"}
+    torch.testing.assert_close(judged.judge(rollout)["judge"], brightness(rollout.images, ()))
+
+
+def test_a_judge_that_fails_is_left_out_loudly_and_harms_nothing(rollout, caplog):
+    judged = service({"a": (constant(1.0), 1.0)}, {"broken": crash, "fine": constant(2.0)})
+    with caplog.at_level(logging.WARNING):
+        scores = judged.judge(rollout)
+    assert scores.keys() == {"fine"}
+    assert "judge left out of this evaluation: scorer 'broken' failed: KeyError" in caplog.text
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+class NeedsText(FunctionScorer):
+    def required_metadata(self) -> Sequence[str]:
+        return ("text",)
+
+
+@pytest.mark.parametrize("place", ["scorer", "judge"])
+def test_missing_metadata_names_scorer_field_prompt_and_key(place):
+    needs = NeedsText(constant(1.0))
+    checked = (
+        service({"reader": (needs, 1.0)})
+        if place == "scorer"
+        else service({"a": (constant(1.0), 1.0)}, {"reader": needs})
+    )
+    good = PromptRecord("0", "red cat", {"text": "RED"})
+    checked.check_records([good], "data.train")
+    with pytest.raises(DataError, match=r"'reader' .*metadata\.text.*'blue dog'.*data\.train"):
+        checked.check_records([good, PromptRecord("1", "blue dog", {})], "data.train")
+
+
+# --- parking --------------------------------------------------------------------------------------
+
+
+def test_parking_moves_every_scorers_and_judges_components_and_refuses_to_score(rollout):
+    weight, other = torch.ones(5), torch.ones(7)
+    sessions: list[str] = []
+    session = RebuiltComponent(
+        "session", lambda: sessions.append("drop") or 11, lambda: sessions.append("build") or 11
+    )
+    parts = [TensorComponent("a.weight", lambda: [weight], lambda: FROZEN), session]
+    judge_part = TensorComponent("judge.weight", lambda: [other], lambda: FROZEN)
+    scored = service(
+        {"a": (FunctionScorer(brightness, parts), 1.0)},
+        {"judge": FunctionScorer(brightness, [judge_part])},
+    )
+    moved = scored.offload()
+    assert (moved.num_bytes, moved.dropped_bytes) == (12 * 4, 11)
+    for use in (scored.score, scored.judge):
+        with pytest.raises(ResidencyError, match="while parked"):
+            use(rollout)
+    assert scored.offload().num_bytes == 0
+    assert scored.onload().num_bytes == 12 * 4 + 11
+    assert sessions == ["drop", "build"]
+    assert scored.score(rollout).valid.all()
+    assert weight.tolist() == [1.0] * 5

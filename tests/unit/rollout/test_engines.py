@@ -1,0 +1,225 @@
+"""The two built-in engines against the contract and against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from builders import (
+    CPU,
+    LATENT_SHAPE,
+    randomize_adapter,
+    rollout_request,
+    sample,
+    tiny_model,
+    weights,
+)
+from torch import Tensor
+
+from unirl.core.components import Moved
+from unirl.core.errors import ResidencyError, WeightSyncError
+from unirl.core.types import Rollout, RolloutRequest
+from unirl.models.lora import adapter_parameters
+from unirl.rollout.replica import ReplicaEngine
+from unirl.rollout.trainside import TrainsideEngine
+from unirl.samplers.noise import keyed_noise
+from unirl.weight_sync.payload import WeightPayload
+
+
+def trainside(version: Callable[[], int] = lambda: 0, **model: Any) -> TrainsideEngine:
+    tiny = tiny_model(**model)
+    randomize_adapter(tiny)
+    return TrainsideEngine(tiny, 0, CPU, version)
+
+
+def replica(forward_batch_size: int = 0, **model: Any) -> ReplicaEngine:
+    tiny = tiny_model(**model)
+    randomize_adapter(tiny)
+    return ReplicaEngine(tiny, forward_batch_size, CPU)
+
+
+def generate_awake(engine: ReplicaEngine, request: RolloutRequest) -> Rollout:
+    engine.wake_up()
+    return engine.generate(request)
+
+
+def same(left: Rollout, right: Rollout) -> bool:
+    a, b = left.trajectory, right.trajectory
+    pairs = [
+        (a.latents, b.latents),
+        (a.next_latents, b.next_latents),
+        (a.log_probs, b.log_probs),
+        (a.final_latents, b.final_latents),
+        (left.images, right.images),
+    ]
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("guidance_scale", [1.0, 4.0])
+def test_both_engines_sample_the_same_bits_from_the_same_weights(compute_dtype, guidance_scale):
+    request = rollout_request(guidance_scale=guidance_scale)
+    left = trainside(compute_dtype=compute_dtype).generate(request)
+    right = generate_awake(
+        replica(compute_dtype=compute_dtype), replace(request, weight_version=None)
+    )
+    assert same(left, right)
+
+
+def test_shapes_and_dtypes_of_a_rollout():
+    rollout = trainside().generate(rollout_request(sde_steps=(0, 1, 3)))
+    assert rollout.trajectory.latents.shape == (8, 3, *LATENT_SHAPE)
+    assert rollout.trajectory.log_probs.shape == (8, 3)
+    assert rollout.images.shape == (8, 3, 8, 8)
+    assert rollout.images.dtype == torch.uint8
+    assert rollout.negative_conditioning is None
+
+
+def test_an_ode_request_records_nothing_and_still_gives_images():
+    rollout = trainside().generate(rollout_request(sde_steps=(), eta=0.0))
+    assert rollout.trajectory.latents.shape == (8, 0, *LATENT_SHAPE)
+    assert rollout.trajectory.log_probs.shape == (8, 0)
+    assert len(rollout.images) == 8
+
+
+@pytest.mark.parametrize("forward_batch_size", [1, 3, 8, 100])
+def test_the_forward_batch_size_does_not_change_the_noise_or_the_order_of_samples(
+    forward_batch_size,
+):
+    request = rollout_request()
+    model = tiny_model()
+    randomize_adapter(model)
+    whole, parts = sample(model, request), sample(model, request, forward_batch_size)
+    torch.testing.assert_close(
+        parts.trajectory.final_latents, whole.trajectory.final_latents, rtol=1e-3, atol=1e-4
+    )
+    start = keyed_noise(request.initial_noise_keys, LATENT_SHAPE)
+    assert torch.equal(parts.trajectory.latents[:, 0], start)
+    assert torch.equal(whole.trajectory.latents[:, 0], start)
+
+
+def test_equal_start_keys_give_equal_starts_with_step_noise_of_their_own():
+    request = rollout_request(num_prompts=1)
+    request = replace(request, initial_noise_keys=("same",) * 4)
+    trajectory = trainside().generate(request).trajectory
+    assert all(torch.equal(start, trajectory.latents[0, 0]) for start in trajectory.latents[:, 0])
+    after = trajectory.next_latents[:, 0]
+    assert not any(torch.equal(after[i], after[j]) for i in range(4) for j in range(i))
+
+
+def test_every_sample_has_its_prompts_conditioning():
+    rollout = trainside().generate(rollout_request())
+    ids = rollout.conditioning.token_ids  # type: ignore[attr-defined]
+    assert torch.equal(ids[:4], ids[:1].expand(4, -1))
+    assert torch.equal(ids[4:], ids[4:5].expand(4, -1))
+    assert not torch.equal(ids[0], ids[4])
+
+
+def test_guidance_moves_away_from_the_unconditional_sample():
+    def final(scale: float) -> Tensor:
+        request = rollout_request(guidance_scale=scale, sde_steps=(), eta=0.0)
+        return trainside().generate(request).trajectory.final_latents
+
+    strong = trainside().generate(rollout_request(guidance_scale=4.0))
+    assert strong.negative_conditioning is not None
+    assert not strong.negative_conditioning.token_ids.any()  # type: ignore[attr-defined]
+    one, just_above, two = final(1.0), final(1.0 + 1e-6), final(2.0)
+    torch.testing.assert_close(one, just_above, rtol=1e-3, atol=1e-3)
+    assert (two - one).abs().max() > 0.05
+
+
+def test_sampling_leaves_no_gradient_graph():
+    rollout = trainside().generate(rollout_request())
+    assert not rollout.trajectory.final_latents.requires_grad
+    assert not rollout.trajectory.log_probs.requires_grad
+
+
+# --- versions -------------------------------------------------------------------------------------
+
+
+def test_trainside_follows_the_train_stacks_version_and_refuses_any_other():
+    version = 0
+    engine = trainside(lambda: version)
+    engine.generate(rollout_request(weight_version=0))
+    version = 1
+    with pytest.raises(WeightSyncError, match="weight version 0, holding 1"):
+        engine.generate(rollout_request(weight_version=0))
+
+
+@pytest.mark.parametrize("asked", [0, 3])
+def test_a_replica_refuses_a_version_it_does_not_hold(asked):
+    engine = replica()
+    with pytest.raises(WeightSyncError, match=f"weight version {asked}, holding None"):
+        generate_awake(engine, rollout_request(weight_version=asked))
+
+
+# --- sleeping -------------------------------------------------------------------------------------
+
+
+def payload(engine: ReplicaEngine, version: int = 1, scale: float = 0.1) -> WeightPayload:
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        name: torch.randn(p.shape, generator=generator) * scale
+        for name, p in adapter_parameters(engine._model.network).items()
+    }
+    return WeightPayload(version, tensors, is_adapter=True, probe=None)
+
+
+def test_a_sleeping_replica_refuses_every_use():
+    engine = replica()
+    uses: dict[str, Callable[[], object]] = {
+        "generate": lambda: engine.generate(rollout_request(weight_version=None)),
+        "load weights": lambda: engine.load_weights(payload(engine)),
+        "answer a probe": lambda: engine.check_probe(payload(engine)),
+    }
+    for asleep in range(2):
+        for action, use in uses.items():
+            with pytest.raises(ResidencyError, match=f"asked to {action} while asleep"):
+                use()
+        if not asleep:
+            engine.wake_up()
+            engine.sleep()
+
+
+def test_trainside_sleeps_and_wakes_without_moving_anything():
+    engine = trainside()
+    assert (engine.sleep(), engine.wake_up(), engine.sleep()) == (Moved(0),) * 3
+    engine.generate(rollout_request())
+
+
+def test_a_replica_starts_off_the_device_and_wakes_and_sleeps_only_once():
+    engine = replica()
+    assert all(p.untyped_storage().nbytes() == 0 for p in engine._model.network.parameters())
+    assert engine.sleep() == Moved(0)
+    assert engine.wake_up().num_bytes > 0
+    assert engine.wake_up() == Moved(0)
+
+
+def test_sleep_copies_only_what_a_push_wrote():
+    engine = replica()
+    engine.wake_up()
+    adapter = sum(p.numel() * 4 for p in adapter_parameters(engine._model.network).values())
+    buffers = sum(b.numel() * 4 for b in engine._model.network.buffers())
+    assert engine.sleep().num_bytes == buffers
+    engine.wake_up()
+    engine.load_weights(payload(engine))
+    assert engine.sleep().num_bytes == adapter + buffers
+
+
+def test_a_pushed_adapter_survives_sleep():
+    engine = replica()
+    engine.wake_up()
+    engine.load_weights(payload(engine))
+    before = weights(engine._model)  # type: ignore[arg-type]
+    expected = engine.generate(rollout_request(weight_version=1))
+    for _ in range(2):
+        engine.sleep()
+        engine.wake_up()
+    assert same(engine.generate(rollout_request(weight_version=1)), expected)
+    assert all(torch.equal(v, before[n]) for n, v in weights(engine._model).items())  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""Evaluation: who is on the device, what is averaged, what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import SIZE, records, run_config
+from PIL import Image
+from recording_phases import RecordingPhases
+
+from unirl.core.types import PromptBatch, PromptRecord
+from unirl.residency.policy import Role
+from unirl.tracking.metrics import describe
+from unirl.trainer.evaluation import Evaluator
+from unirl.trainer.requests import RequestFactory
+
+ALL = tuple(Role)
+ROUND = ["generate", "score", "judge"]
+
+
+def evaluator(
+    recording: RecordingPhases,
+    image_dir: Path,
+    *,
+    num_prompts: int = 5,
+    should_stop: Any = lambda: False,
+    prompts: tuple[PromptRecord, ...] | None = None,
+    **overrides: Any,
+) -> Evaluator:
+    config = run_config({"eval_num_prompts": num_prompts, "eval_chunk_prompts": 2, **overrides})
+    requests = RequestFactory(config, recording.model)
+    return Evaluator(
+        config, recording.phases, requests, prompts or records(6), image_dir, should_stop
+    )
+
+
+def work(events: list[str]) -> list[str]:
+    return [event for event in events if event in ROUND]
+
+
+# --- residency ------------------------------------------------------------------------------------
+
+
+def test_with_a_sync_each_chunk_wakes_pushes_and_sleeps_and_the_trainer_is_read_once(tmp_path):
+    recording = RecordingPhases(ALL, engine_forgets=True)
+    evaluator(recording, tmp_path).run(0, sync_weights=True)
+    chunk = ["rollout onload", "push 0", "generate", "rollout offload", "reward onload", "score"]
+    assert recording.events.take() == [
+        *["reward offload", "extract", "train offload", *chunk, "judge"],
+        *["reward offload", *chunk, "judge"],
+        *["reward offload", *chunk, "judge"],
+    ]
+
+
+def test_without_a_sync_the_engine_stays_awake_through_all_chunks_and_sleeps_at_the_end(tmp_path):
+    recording = RecordingPhases(ALL)
+    evaluator(recording, tmp_path).run(0, sync_weights=False)
+    events = recording.events.take()
+    assert work(events) == ROUND * 3
+    assert events.count("rollout onload") == events.count("rollout offload") == 1
+    assert events[-1] == "rollout offload"
+    assert "extract" not in events
+
+
+def test_a_pinned_engine_is_never_put_to_sleep(tmp_path):
+    recording = RecordingPhases([Role.TRAIN, Role.REWARD])
+    evaluator(recording, tmp_path).run(0, sync_weights=True)
+    assert "rollout offload" not in recording.events.take()
+
+
+def test_a_failing_chunk_leaves_the_engine_asleep(tmp_path):
+    recording = RecordingPhases(ALL)
+    recording.events.failing = {"score": RuntimeError("broken")}
+    with pytest.raises(RuntimeError, match="broken"):
+        evaluator(recording, tmp_path).run(0, sync_weights=False)
+    assert recording.events.take()[-1] == "rollout offload"
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def test_means_are_over_all_samples_however_they_are_chunked(tmp_path):
+    results = []
+    for size in (1, 2, 5, 50):
+        recording = RecordingPhases(ALL)
+        run = evaluator(recording, tmp_path / str(size), eval_chunk_prompts=size)
+        evaluation = run.run(0, sync_weights=True)
+        assert evaluation is not None
+        results.append(evaluation.metrics)
+    for metrics in results:
+        assert metrics == pytest.approx(results[0], rel=1e-3)
+    assert results[0].keys() == {
+        "eval/reward_mean",
+        "eval/bright_mean",
+        "eval/judge_dark_mean",
+        "eval/num_samples",
+    }
+    assert results[0]["eval/num_samples"] == 5 * 2
+    assert results[0]["eval/bright_mean"] + results[0]["eval/judge_dark_mean"] == pytest.approx(1)
+    assert all(describe(name).meaning for name in results[0])
+
+
+def test_the_same_weights_give_the_same_numbers_at_every_evaluation(tmp_path):
+    recording = RecordingPhases(ALL)
+    run = evaluator(recording, tmp_path)
+    first, second = (run.run(step, sync_weights=True) for step in (0, 7))
+    assert first is not None
+    assert second is not None
+    assert first.metrics == second.metrics
+
+
+def test_a_prompts_noise_does_not_depend_on_which_other_prompts_are_evaluated():
+    factory = RequestFactory(run_config(), RecordingPhases(ALL).model)
+    whole = factory.evaluation(PromptBatch(records(4)))
+    part = factory.evaluation(PromptBatch(records(4)[2:3]))
+    assert whole.initial_noise_keys[4:6] == part.initial_noise_keys
+    assert len(set(whole.initial_noise_keys)) == 8
+
+
+def test_fewer_prompts_than_asked_for_are_all_evaluated(tmp_path):
+    recording = RecordingPhases(ALL)
+    evaluation = evaluator(recording, tmp_path, num_prompts=100).run(0, sync_weights=True)
+    assert evaluation is not None
+    assert evaluation.metrics["eval/num_samples"] == 12
+
+
+# --- stopping and pictures ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2])
+def test_a_stop_ends_the_evaluation_without_a_result(tmp_path, stop_after):
+    recording = RecordingPhases(ALL)
+    answers = [False] * stop_after + [True]
+    run = evaluator(recording, tmp_path, should_stop=lambda: answers.pop(0))
+    assert run.run(0, sync_weights=True) is None
+    assert work(recording.events.take()) == ROUND * stop_after
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_evaluation_gives_a_grid_and_later_ones_a_comparison_too(tmp_path):
+    recording = RecordingPhases(ALL)
+    run = evaluator(recording, tmp_path, **{"logging.media_max_items": 3})
+    first, second = (run.run(step, sync_weights=True) for step in (0, 2))
+    assert first is not None
+    assert second is not None
+    assert [path.name for path in first.pictures] == ["eval-000000.png"]
+    assert [path.name for path in second.pictures] == ["eval-000002.png", "before_after.png"]
+    for path in second.pictures:
+        with Image.open(path) as image:
+            assert image.width >= SIZE

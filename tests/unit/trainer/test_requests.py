@@ -1,0 +1,88 @@
+"""Requests are pure functions of configuration, rollout id and prompts."""
+
+from __future__ import annotations
+
+import pytest
+from builders import SIZE, records, run_config, tiny_model
+
+from unirl.core.types import PromptBatch
+from unirl.trainer.requests import RequestFactory, evaluation_params
+
+PROMPTS = PromptBatch(records(3))
+
+
+def factory(**overrides: object) -> RequestFactory:
+    return RequestFactory(
+        run_config({k.replace("__", "."): v for k, v in overrides.items()}), MODEL
+    )
+
+
+MODEL = tiny_model()
+
+
+def test_a_training_request_is_the_same_whenever_it_is_asked_for():
+    later = factory()
+    for rollout_id in (9, 3, 5):
+        later.training(rollout_id, PROMPTS)
+    assert later.training(4, PROMPTS) == factory().training(4, PROMPTS)
+
+
+def test_every_sample_of_every_rollout_has_noise_of_its_own():
+    requests = [factory().training(rollout_id, PROMPTS) for rollout_id in range(3)]
+    for kind in ("initial_noise_keys", "step_noise_keys"):
+        keys = [key for request in requests for key in getattr(request, kind)]
+        assert len(set(keys)) == len(keys) == 3 * 12
+    other = factory(seed=1).training(0, PROMPTS)
+    assert not set(other.initial_noise_keys) & set(requests[0].initial_noise_keys)
+
+
+def test_the_same_prompt_twice_in_a_batch_gets_different_noise():
+    twice = PromptBatch((records(1)[0], records(1)[0]))
+    keys = factory().training(0, twice).initial_noise_keys
+    assert len(set(keys)) == len(keys)
+
+
+def test_init_same_noise_shares_the_start_within_a_group_only():
+    request = factory(sampling__init_same_noise=True).training(0, PROMPTS)
+    starts = request.initial_noise_keys
+    assert [len(set(starts[i : i + 4])) for i in (0, 4, 8)] == [1, 1, 1]
+    assert len(set(starts)) == 3
+    assert len(set(request.step_noise_keys)) == 12
+
+
+def test_training_asks_for_noise_and_evaluation_for_the_ode():
+    training, evaluation = factory().training(0, PROMPTS), factory().evaluation(PROMPTS)
+    assert len(training.sde_steps) == 2
+    assert training.sampling.eta == 0.7
+    assert evaluation.sde_steps == ()
+    assert evaluation.sampling.eta == 0
+    assert len(evaluation) == 6
+    assert not set(training.initial_noise_keys) & set(evaluation.initial_noise_keys)
+
+
+def test_noisy_evaluation_takes_the_same_steps_every_time():
+    asked = factory(eval_eta=0.3, sampling__sde_steps={"strategy": "all"}).evaluation(PROMPTS)
+    assert asked.sde_steps == (0, 1, 2, 3)
+    assert asked.sampling.eta == 0.3
+
+
+def test_the_evaluation_overlay_changes_what_it_names_and_keeps_the_rest():
+    overlay = {"num_inference_steps": 7, "guidance_scale": 3.0}
+    made = factory(eval_sampling=overlay).evaluation(PROMPTS)
+    assert (made.sampling.num_inference_steps, made.sampling.guidance_scale) == (7, 3.0)
+    assert (made.sampling.height, made.sampling.kernel) == (SIZE, "flow")
+    assert len(made.sigmas) == 8
+    params = evaluation_params(run_config({"eval_sampling": {"kernel": "cps"}}))
+    assert (params.kernel, params.num_inference_steps) == ("cps", 5)
+
+
+@pytest.mark.parametrize("guidance", [0.0, 0])
+def test_an_overlay_of_zero_is_not_taken_for_unset(guidance):
+    params = evaluation_params(
+        run_config({"sampling.guidance_scale": 5.0, "eval_sampling": {"guidance_scale": guidance}})
+    )
+    assert params.guidance_scale == 0
+
+
+def test_the_schedule_is_the_models():
+    assert factory().training(0, PROMPTS).sigmas == MODEL.sigmas(5, SIZE, SIZE)
