@@ -132,7 +132,7 @@ def rollout_request(
         prompts=PromptBatch(records(num_prompts)),
         samples_per_prompt=samples_per_prompt,
         sampling=SamplingParams(num_steps, guidance_scale, SIZE, SIZE, eta, kernel),
-        sigmas=tuple(1 - step / num_steps for step in range(num_steps)) + (0.0,),
+        sigmas=(*(1 - step / num_steps for step in range(num_steps)), 0.0),
         sde_steps=tuple(sde_steps),
         initial_noise_keys=keys,
         step_noise_keys=keys,

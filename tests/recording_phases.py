@@ -26,7 +26,7 @@ from unirl.trainer.phases import Phases
 from unirl.weight_sync.base import WeightSync
 from unirl.weight_sync.full import LocalFullSync
 from unirl.weight_sync.lora import LocalLoraSync
-from unirl.weight_sync.payload import LoadReport, WeightPayload
+from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload
 
 
 @dataclass
@@ -98,8 +98,8 @@ class RecordingEngine(SyncedEngine):
         self._version = payload.version
         return LoadReport(0, "")
 
-    def check_probe(self, payload: WeightPayload) -> float:
-        return 0.0
+    def answer(self, probe: Probe) -> Tensor:
+        return probe.velocity
 
     def generate(self, request: RolloutRequest) -> Rollout:
         assert request.weight_version == self._version

@@ -50,7 +50,9 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path) -> No
     assert not list(directory.glob("checkpoints/*"))
 
 
-def test_a_run_has_its_directory_alone_and_a_stop_before_training_promises_nothing(tmp_path: Path) -> None:
+def test_a_run_has_its_directory_alone_and_a_stop_before_training_promises_nothing(
+    tmp_path: Path,
+) -> None:
     """Nothing was trained, so there is no checkpoint to go on with, and the name is free again."""
     directory = tmp_path / "run"
     long_evaluation = ("eval_interval=1", "eval_num_prompts=256", "eval_chunk_prompts=1")

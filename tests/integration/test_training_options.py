@@ -58,7 +58,7 @@ def test_an_overlay_outside_the_repository_with_an_own_scorer(
 
 
 def test_stale_weights_are_sampled_until_the_next_sync(tmp_path: Path) -> None:
-    """With an interval of 2 rollout 1 still samples from the initial weights, rollout 2 does not."""
+    """With an interval of 2, rollout 1 samples from the initial weights and rollout 2 does not."""
     settings = ("num_rollouts=4", "stack.optimizer.learning_rate=0.01")
     stale = train(tmp_path / "stale", "weight_sync_interval=2", *settings, recipe=REPLICA)
     fresh = train(tmp_path / "fresh", *settings, recipe=REPLICA)
@@ -181,7 +181,12 @@ def test_evaluation_has_sampling_settings_of_its_own(tmp_path: Path) -> None:
 
 
 def test_chunks_do_not_change_the_evaluation(tmp_path: Path) -> None:
-    settings = ("num_rollouts=1", "eval_interval=1", "eval_num_prompts=5", "eval_samples_per_prompt=2")
+    settings = (
+        "num_rollouts=1",
+        "eval_interval=1",
+        "eval_num_prompts=5",
+        "eval_samples_per_prompt=2",
+    )
     one, many = (
         train(tmp_path / name, *settings, f"eval_chunk_prompts={size}").rows("eval")[0]
         for name, size in [("one", 5), ("many", 2)]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import wandb
 from runs import train
 
 
@@ -29,8 +30,10 @@ def test_a_run_and_its_resume_are_one_wandb_run(
 def test_wandb_that_cannot_start_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_MODE", "online")
-    monkeypatch.setenv("WANDB_API_KEY", "nonsense")
+    def refuse(**settings: object) -> None:
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
     run = train(tmp_path / "run", "logging.report_to_wandb=true")
     assert run.exit_code == 1
     assert "logging.report_to_wandb" in run.errors

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,9 @@ def _train(args: argparse.Namespace) -> int:
     if args.cfg:
         print(yaml.safe_dump(config.model_dump(), sort_keys=False), end="")
         return 0
+    # Waiting OpenMP threads must sleep: spinning ones cost a busy machine 2 to 100 times the work.
+    # Read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from unirl.runtime.run import run  # imports torch
 
     return run(config)

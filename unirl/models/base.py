@@ -55,8 +55,10 @@ class DiffusionModel(ABC):
     def check_prompts(self, texts: Sequence[str], key: str) -> None:
         """Raise DataError naming the config key for a text that `encode` would refuse.
 
-        Called once with all prompts before a run starts, so it must be cheap.
+        Called once with all prompts before a run starts, so it must be cheap; families that take
+        any text leave it as it is.
         """
+        return
 
     @abstractmethod
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:

@@ -14,9 +14,15 @@ from unirl.core.errors import ModelError
 def copy_into(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
     """Copy `tensors` into `parameters` in place.
 
-    Raises ModelError, with nothing written, unless there is something to write and names and shapes
-    match exactly.
+    Raises ModelError, with nothing written, unless they fit.
     """
+    require_fit(parameters, tensors)
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[name])
+
+
+def require_fit(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    """Raise ModelError unless there is something to write and names and shapes match exactly."""
     missing = sorted(parameters.keys() - tensors.keys())
     unexpected = sorted(tensors.keys() - parameters.keys())
     misshapen = [
@@ -31,5 +37,3 @@ def copy_into(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tens
             f"missing {missing[:3]}, unexpected {unexpected[:3]}, wrong shape {misshapen[:3]}. "
             "Both sides need the same model.path, stack.lora.rank and stack.lora.target_modules."
         )
-    for name, parameter in parameters.items():
-        parameter.copy_(tensors[name])

@@ -60,7 +60,7 @@ class RewardService:
         for name, scorer in named.items():
             for field in scorer.required_metadata():
                 for record in records:
-                    if field not in record.metadata:
+                    if record.metadata.get(field) in (None, ""):
                         raise DataError(
                             f"scorer {name!r} compares images with metadata.{field}, which prompt "
                             f"{record.text!r} lacks. Add it to the records of {key}, or remove "

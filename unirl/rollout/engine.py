@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from torch import Tensor
+
 from unirl.core.capabilities import EngineCapabilities
 from unirl.core.components import Moved
 from unirl.core.types import Rollout, RolloutRequest
-from unirl.weight_sync.payload import LoadReport, WeightPayload
+from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload
 
 
 class RolloutEngine(ABC):
@@ -48,5 +50,5 @@ class SyncedEngine(RolloutEngine):
         """
 
     @abstractmethod
-    def check_probe(self, payload: WeightPayload) -> float:
-        """|engine - trainer| / |trainer| of their velocities on the payload's probe."""
+    def answer(self, probe: Probe) -> Tensor:
+        """[1, *latent] the engine's own velocity on the probe, on the CPU."""

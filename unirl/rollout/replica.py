@@ -7,6 +7,7 @@ colocated loop runs and is tested without one.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from unirl.config.catalog import ENGINES
 from unirl.core.components import FROZEN, Component, Moved, TensorComponent
@@ -18,7 +19,7 @@ from unirl.models.lora import adapter_parameters
 from unirl.models.parameters import copy_into
 from unirl.rollout.engine import SyncedEngine
 from unirl.rollout.sampling import sample_with_model
-from unirl.weight_sync.payload import LoadReport, WeightPayload, checksum
+from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload, checksum
 
 
 class ReplicaEngine(SyncedEngine):
@@ -82,17 +83,13 @@ class ReplicaEngine(SyncedEngine):
         return LoadReport(num_bound=len(held), checksum=checksum(held))
 
     @torch.no_grad()
-    def check_probe(self, payload: WeightPayload) -> float:
+    def answer(self, probe: Probe) -> Tensor:
         self._require_awake("answer a probe")
-        probe = payload.probe
-        if probe is None:
-            raise WeightSyncError("the payload carries no probe")
-        velocity = self._model.velocity(
+        return self._model.velocity(
             probe.latents.to(self._device),
             probe.sigma.to(self._device),
             probe.conditioning.to(self._device),
         ).cpu()
-        return float((velocity - probe.velocity).norm() / probe.velocity.norm().clamp_min(1e-12))
 
     def generate(self, request: RolloutRequest) -> Rollout:
         self._require_awake("generate")

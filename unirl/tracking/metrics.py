@@ -61,7 +61,7 @@ METRICS: Mapping[str, Metric] = {
     "train/grad_norm": Metric("", "gradient norm before clipping"),
     "train/lr": Metric("", "learning rate, mean over the window's steps"),
     "train/skipped_steps": Metric(
-        "steps", "optimizer steps not taken: non-finite gradients or all advantages 0"
+        "steps", "optimizer steps not taken: non-finite or zero gradient"
     ),
     "train/optimizer_step": Metric("steps", "optimizer steps done so far"),
     "train/rollout_replay_log_prob_diff_mean": Metric(

@@ -17,8 +17,8 @@ from unirl.core.errors import ModelError, ResidencyError
 from unirl.core.types import ScoredRollout, UpdateStats
 from unirl.memory.movers import ComponentMover, module_components
 from unirl.models.base import DiffusionModel
-from unirl.models.lora import adapter_parameters
-from unirl.models.parameters import copy_into
+from unirl.models.lora import adapter_disabled, adapter_parameters
+from unirl.models.parameters import copy_into, require_fit
 from unirl.samplers.noise import seed_of
 from unirl.train.optimizer import learning_rate_factor, make_optimizer, moment_tensors
 from unirl.weight_sync.payload import Probe, WeightPayload
@@ -138,9 +138,8 @@ class TrainStack:
             (losses.loss.sum() / num_rows).backward()
             details.append(losses.details)
         joined = {name: torch.cat([d[name] for d in details]) for name in details[0]}
-        has_signal = any(bool(rows.select(index).advantages.any()) for index in slices)
         grad_norm = self._clip_gradients()
-        skipped = self._reason_to_skip(grad_norm, has_signal)
+        skipped = self._reason_to_skip(grad_norm)
         learning_rate = self._apply_learning_rate()
         if skipped is None:
             self._optimizer.step()
@@ -167,7 +166,7 @@ class TrainStack:
             nn.utils.clip_grads_with_norm_(self._trained.values(), self._config.max_grad_norm, norm)
         return float(norm)
 
-    def _reason_to_skip(self, grad_norm: float, has_signal: bool) -> str | None:
+    def _reason_to_skip(self, grad_norm: float) -> str | None:
         if not math.isfinite(grad_norm):
             names = [
                 name
@@ -175,8 +174,8 @@ class TrainStack:
                 if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
             ]
             return f"non-finite gradient (norm {grad_norm}) in {', '.join(names) or 'the norm'}"
-        if not has_signal:
-            return "all advantages are 0: every group has equal rewards"
+        if grad_norm == 0:  # the moments alone would still move the weights
+            return "zero gradient: every group has equal rewards"
         return None
 
     def _apply_learning_rate(self) -> float:
@@ -203,10 +202,11 @@ class TrainStack:
         latents = torch.randn(1, *self._latent_shape, generator=generator)
         sigma = torch.tensor([0.7])
         conditioning = self.model.example_conditioning(1, generator)
-        velocity = self.model.velocity(
-            latents.to(self._device), sigma.to(self._device), conditioning
-        ).cpu()
-        return Probe(latents, sigma, conditioning.to("cpu"), velocity)
+        inputs = (latents.to(self._device), sigma.to(self._device), conditioning)
+        velocity = self.model.velocity(*inputs).cpu()
+        with adapter_disabled(self.model.network):
+            base_velocity = self.model.velocity(*inputs).cpu()
+        return Probe(latents, sigma, conditioning.to("cpu"), velocity, base_velocity)
 
     def state_tensors(self, adapter_only: bool) -> dict[str, Tensor]:
         """The weights a checkpoint holds: trained ones, or the whole network."""
@@ -224,12 +224,13 @@ class TrainStack:
         Raises ModelError, with nothing written, when they do not fit.
         """
         self._require_on_device("load")
+        parameters = dict(self.model.network.named_parameters())
+        expected = self._trained if tensors.keys() == self._trained.keys() else parameters
+        require_fit(expected, tensors)
         trained = list(self._trained.values())
         for index, state in optimizer_state["optimizer"]["state"].items():
             if index >= len(trained) or state["exp_avg"].shape != trained[index].shape:
                 raise ModelError(f"the optimizer state does not fit at trained tensor {index}")
-        parameters = dict(self.model.network.named_parameters())
-        expected = self._trained if tensors.keys() == self._trained.keys() else parameters
         copy_into(expected, tensors)
         # The moments only: learning rate, betas and decay are this run's own settings.
         own_groups = self._optimizer.state_dict()["param_groups"]

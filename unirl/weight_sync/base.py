@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+from torch import Tensor
+
 from unirl.core.capabilities import SyncCapabilities
-from unirl.weight_sync.payload import LoadReport, WeightPayload
+from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload
 
 
 class WeightSource(Protocol):
@@ -26,7 +28,7 @@ class WeightTarget(Protocol):
 
     def load_weights(self, payload: WeightPayload) -> LoadReport: ...
 
-    def check_probe(self, payload: WeightPayload) -> float: ...
+    def answer(self, probe: Probe) -> Tensor: ...
 
 
 class WeightSync(ABC):

@@ -22,7 +22,9 @@ class Probe:
     """[1] float32."""
     conditioning: Conditioning
     velocity: Tensor
-    """[1, *latent] float32."""
+    """[1, *latent] float32, with the weights of the payload."""
+    base_velocity: Tensor
+    """[1, *latent] float32, without the adapter; the same as `velocity` for full weights."""
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,7 @@ def test_a_path_without_checkpoints_is_an_error_about_load_dir(tmp_path, make, f
 
 
 def test_a_path_the_system_refuses_is_an_error_about_load_dir(tmp_path):
-    with pytest.raises(CheckpointError, match="load_dir=.* cannot be read: File name too long"):
+    with pytest.raises(CheckpointError, match=r"load_dir=.* cannot be read: File name too long"):
         find_checkpoint(tmp_path / ("x" * 300))
 
 

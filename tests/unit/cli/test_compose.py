@@ -58,7 +58,9 @@ def test_the_published_arms_of_the_residency_gate_are_valid() -> None:
     for arm in arms:
         compose(gate, arm.split())
     parked = compose(gate, [])
-    assert not (parked.train_resident or parked.rollout_resident or parked.reward_resident)
+    assert not parked.train_resident
+    assert not parked.rollout_resident
+    assert not parked.reward_resident
 
 
 def test_every_key_can_be_overridden_without_plus(tmp_path: Path) -> None:

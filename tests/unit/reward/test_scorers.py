@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from unirl.reward.scorers.color import ColorScorer
 from unirl.reward.scorers.jpeg import JpegSizeScorer
 from unirl.reward.scorers.ocr import ExactReadScorer, OcrScorer
 from unirl.reward.service import RewardService, WeightedScorer
-
 
 Color = str | tuple[int, int, int]
 

@@ -25,8 +25,9 @@ from unirl.core.types import Rollout, RolloutRequest
 from unirl.models.lora import adapter_parameters
 from unirl.rollout.replica import ReplicaEngine
 from unirl.rollout.trainside import TrainsideEngine
+from unirl.samplers.kernels import make_kernel
 from unirl.samplers.noise import keyed_noise
-from unirl.weight_sync.payload import WeightPayload
+from unirl.weight_sync.payload import Probe, WeightPayload
 
 
 def trainside(version: Callable[[], int] = lambda: 0, **model: Any) -> TrainsideEngine:
@@ -113,6 +114,22 @@ def test_equal_start_keys_give_equal_starts_with_step_noise_of_their_own():
     assert not any(torch.equal(after[i], after[j]) for i in range(4) for j in range(i))
 
 
+def test_each_step_of_each_sample_draws_noise_of_its_own():
+    request = rollout_request(sde_steps=(0, 1, 3))
+    model = tiny_model()
+    rollout = sample(model, request, forward_batch_size=3)
+    kernel = make_kernel("flow", 0.7, request.sigmas)
+    for position, step in enumerate(request.sde_steps):
+        latents = rollout.trajectory.latents[:, position]
+        sigma, sigma_next = (torch.full((8,), s) for s in request.sigmas[step : step + 2])
+        with torch.no_grad():
+            velocity = model.velocity(latents, sigma, rollout.conditioning)
+        noise = keyed_noise([f"{key}/step-{step}" for key in request.step_noise_keys], LATENT_SHAPE)
+        expected = kernel.transition(latents, velocity, sigma, sigma_next).sample(noise)
+        after = rollout.trajectory.next_latents[:, position]
+        torch.testing.assert_close(after, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_every_sample_has_its_prompts_conditioning():
     rollout = trainside().generate(rollout_request())
     ids = rollout.conditioning.token_ids  # type: ignore[attr-defined]
@@ -171,12 +188,18 @@ def payload(engine: ReplicaEngine, version: int = 1, scale: float = 0.1) -> Weig
     return WeightPayload(version, tensors, is_adapter=True, probe=None)
 
 
+def a_probe() -> Probe:
+    latents = torch.zeros(1, *LATENT_SHAPE)
+    conditioning = tiny_model().example_conditioning(1, torch.Generator().manual_seed(0))
+    return Probe(latents, torch.tensor([0.7]), conditioning, latents, latents)
+
+
 def test_a_sleeping_replica_refuses_every_use():
     engine = replica()
     uses: dict[str, Callable[[], object]] = {
         "generate": lambda: engine.generate(rollout_request(weight_version=None)),
         "load weights": lambda: engine.load_weights(payload(engine)),
-        "answer a probe": lambda: engine.check_probe(payload(engine)),
+        "answer a probe": lambda: engine.answer(a_probe()),
     }
     for asleep in range(2):
         for action, use in uses.items():

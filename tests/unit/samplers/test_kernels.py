@@ -78,7 +78,8 @@ def test_cps_log_prob_equals_the_ports_after_adding_the_normaliser_they_drop():
         gaussian, value = transition_at("cps", 0.7, sigmas, case["step"], case["shape"])
         std = gaussian.std.flatten()
         normalised = (gaussian.log_prob(value) + std.log() + LOG_2PI / 2) * 2 * std**2
-        torch.testing.assert_close(normalised, torch.tensor(case["log_prob"]), rtol=2e-5, atol=2e-6)
+        expected = torch.tensor(case["log_prob"])
+        torch.testing.assert_close(normalised, expected, rtol=2e-5, atol=2e-6)
         compared += 1
     assert compared == 32
 

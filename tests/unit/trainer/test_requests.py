@@ -8,6 +8,7 @@ from builders import SIZE, records, run_config, tiny_model
 from unirl.core.types import PromptBatch
 from unirl.trainer.requests import RequestFactory, evaluation_params
 
+MODEL = tiny_model()
 PROMPTS = PromptBatch(records(3))
 
 

@@ -48,15 +48,13 @@ def test_groups_without_signal_are_counted():
 
 def test_updates_are_pooled_by_what_their_name_says():
     updates = [
-        UpdateStats(
-            {"ratio_min": 0.9, "ratio_max": 1.1, "loss": 1.0, "skipped_steps": 1.0, "x": 5.0}
-        ),
-        UpdateStats({"ratio_min": 0.8, "ratio_max": 1.2, "loss": 3.0, "skipped_steps": 1.0}),
+        UpdateStats({"x_min": 0.9, "x_max": 1.1, "loss": 1.0, "skipped_steps": 1.0, "y": 5.0}),
+        UpdateStats({"x_min": 0.8, "x_max": 1.2, "loss": 3.0, "skipped_steps": 1.0}),
     ]
     assert train_metrics(updates) == {
-        "train/ratio_min": 0.8,
-        "train/ratio_max": 1.2,
+        "train/x_min": 0.8,
+        "train/x_max": 1.2,
         "train/loss": pytest.approx(2),
         "train/skipped_steps": 2,
-        "train/x": 5,
+        "train/y": 5,
     }
