@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
