@@ -25,10 +25,12 @@ from torch import Tensor
 from unirl.cli.main import main
 
 SMALL = (
+    "num_threads=1",
     "num_rollouts=2",
     "batch_size=2",
     "sampling.samples_per_prompt=2",
     "sampling.num_inference_steps=4",
+    "eval_sampling.num_inference_steps=null",
     "sampling.sde_steps.range=[0,0.5]",
     "model.precision=fp32",
     "stack.num_updates_per_batch=1",

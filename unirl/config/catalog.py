@@ -125,11 +125,6 @@ SCORERS = {
         "edit similarity of the text an OCR network reads to metadata.text",
         requires=("onnxruntime", "rapidocr_onnxruntime"),
     ),
-    "ocr_confidence": ScorerEntry(
-        "unirl.reward.scorers.ocr:OcrConfidenceScorer",
-        "probability an OCR network gives to metadata.text",
-        requires=("onnxruntime", "rapidocr_onnxruntime"),
-    ),
     "exact_read": ScorerEntry(
         "unirl.reward.scorers.ocr:ExactReadScorer",
         "1 where an OCR network reads exactly metadata.text, else 0",

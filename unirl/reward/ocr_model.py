@@ -9,9 +9,7 @@ own pipeline pads every image to 320 pixels and its text detector fails on image
 """
 
 import importlib.util
-import itertools
 import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,32 +59,13 @@ class OcrRecognizer:
 
     def read(self, images: np.ndarray) -> list[str]:
         """One string per image, NFKC and upper case. images: uint8 [B, 3, H, W], numpy or torch."""
-        texts = [ctc_collapse(row, self._alphabet) for row in self._probs(images).argmax(axis=-1)]
-        return [unicodedata.normalize("NFKC", text).upper() for text in texts]
-
-    def confidence(self, images: np.ndarray, targets: Sequence[str]) -> list[float]:
-        """Probability of each target text, as the geometric mean over its characters, in [0, 1].
-
-        Raises ValueError for a character the network does not know.
-        """
-        classes = [[self._class_of(character) for character in target] for target in targets]
-        log_probs = np.log(self._probs(images) + 1e-12)
-        return [
-            float(np.exp(ctc_log_likelihood(rows, wanted) / len(wanted)))
-            for rows, wanted in zip(log_probs, classes, strict=True)
-        ]
-
-    def _probs(self, images: np.ndarray) -> np.ndarray:
-        """[B, T, C] probability of each class at each of T positions along the line."""
         pixels = recognizer_input(np.asarray(images))
-        batches = [pixels[i : i + BATCH_SIZE] for i in range(0, len(pixels), BATCH_SIZE)]
-        outputs = [self._session.run(None, {self._input_name: batch})[0] for batch in batches]
-        return np.concatenate([np.asarray(output) for output in outputs])
-
-    def _class_of(self, character: str) -> int:
-        if character not in self._alphabet:
-            raise ValueError(f"the OCR network does not know the character {character!r}")
-        return self._alphabet.index(character)
+        texts: list[str] = []
+        for start in range(0, len(pixels), BATCH_SIZE):
+            feeds = {self._input_name: pixels[start : start + BATCH_SIZE]}
+            classes = np.asarray(self._session.run(None, feeds)[0]).argmax(axis=-1)  # [B, T]
+            texts += [ctc_collapse(row, self._alphabet) for row in classes]
+        return [unicodedata.normalize("NFKC", text).upper() for text in texts]
 
 
 def read_alphabet(session: onnxruntime.InferenceSession) -> list[str]:
@@ -112,25 +91,6 @@ def ctc_collapse(classes: np.ndarray, alphabet: list[str]) -> str:
     """Best CTC path: merge repeated classes, then drop the blank (class 0). classes: [T]."""
     is_new = np.concatenate([[True], classes[1:] != classes[:-1]])
     return "".join(alphabet[i] for i in classes[is_new & (classes != 0)])
-
-
-def ctc_log_likelihood(log_probs: np.ndarray, classes: Sequence[int]) -> float:
-    """log p(text) summed over all CTC paths (Graves et al. 2006), for log_probs [T, C]."""
-    states = [0]  # blanks around and between the characters
-    for wanted in classes:
-        states += [wanted, 0]
-    emitted = log_probs[:, states]
-    # A character may follow another directly unless they are the same.
-    skips = np.full(len(states), -np.inf)
-    skips[3::2] = [0.0 if a != b else -np.inf for a, b in itertools.pairwise(classes)]
-    alpha = np.full(len(states), -np.inf)
-    alpha[:2] = emitted[0, :2]
-    for row in emitted[1:]:
-        stay = alpha
-        step = np.concatenate([[-np.inf], alpha[:-1]])
-        skip = np.concatenate([[-np.inf, -np.inf], alpha[:-2]]) + skips
-        alpha = np.logaddexp(np.logaddexp(stay, step), skip) + row
-    return float(np.logaddexp(alpha[-1], alpha[-2]))
 
 
 def edit_similarity(read: str, target: str) -> float:

@@ -30,16 +30,10 @@ class ParkableRecognizer:
         self, images: Tensor, records: Sequence[PromptRecord]
     ) -> list[tuple[str, str]]:
         """(text read, text wanted) per image, both upper case."""
-        return list(zip(self._open().read(images.numpy()), _wanted(records), strict=True))
-
-    def confidence(self, images: Tensor, records: Sequence[PromptRecord]) -> list[float]:
-        """Probability of the wanted text per image, in [0, 1]."""
-        return self._open().confidence(images.numpy(), _wanted(records))
-
-    def _open(self) -> OcrRecognizer:
         if self._recognizer is None:
             raise ResidencyError("the OCR network was asked to read while parked")
-        return self._recognizer
+        wanted = [str(record.metadata["text"]).upper() for record in records]
+        return list(zip(self._recognizer.read(images.numpy()), wanted, strict=True))
 
     def component(self, name: str) -> Component:
         return RebuiltComponent(name, self._drop, self._rebuild)
@@ -68,25 +62,6 @@ class OcrScorer(Scorer):
     def score(self, images: Tensor, records: Sequence[PromptRecord]) -> list[float]:
         pairs = self._network.read_targets(images, records)
         return [edit_similarity(read, wanted) for read, wanted in pairs]
-
-
-class OcrConfidenceScorer(Scorer):
-    """Probability the OCR network gives to metadata.text, geometric mean over its characters.
-
-    Tells apart images that OcrScorer reads the same, so groups seldom lack a signal.
-    """
-
-    def __init__(self, num_threads: int = 1) -> None:
-        self._network = ParkableRecognizer(bundled_model_path(), num_threads)
-
-    def components(self) -> Sequence[Component]:
-        return (self._network.component("reward.ocr_confidence"),)
-
-    def required_metadata(self) -> Sequence[str]:
-        return ("text",)
-
-    def score(self, images: Tensor, records: Sequence[PromptRecord]) -> list[float]:
-        return self._network.confidence(images, records)
 
 
 class ExactReadScorer(Scorer):
@@ -121,10 +96,6 @@ class SecondOcrScorer(Scorer):
     def score(self, images: Tensor, records: Sequence[PromptRecord]) -> list[float]:
         pairs = self._network.read_targets(images, records)
         return [edit_similarity(read, wanted) for read, wanted in pairs]
-
-
-def _wanted(records: Sequence[PromptRecord]) -> list[str]:
-    return [str(record.metadata["text"]).upper() for record in records]
 
 
 def _second_model_path() -> Path:
