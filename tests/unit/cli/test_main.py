@@ -17,7 +17,7 @@ def test_check_summarises_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "quickstart: no problems" in text
     assert "8 prompts x 16 samples = 128 images" in text
-    assert "20 rollouts, 40 optimizer steps" in text
+    assert "20 rollouts, 80 optimizer steps" in text
 
 
 def test_check_says_who_is_parked(capsys: pytest.CaptureFixture[str]) -> None:
