@@ -33,6 +33,7 @@ from unirl.residency.trace import TransitionLog
 from unirl.reward.scorers.color import ColorScorer
 from unirl.reward.scorers.ocr import OcrScorer
 from unirl.runtime.build import build_roles, build_trainer, load_all_prompts
+from unirl.samplers.window import select_sde_steps
 from unirl.tracking.jsonl import JsonlSink
 from unirl.tracking.tracker import Tracker
 from unirl.trainer.checkpoints import Checkpoints
@@ -94,81 +95,77 @@ class BareLoop:
         self.ocr, self.color = OcrScorer(), ColorScorer()
         records = load_prompts(resolve_path(config.data.train), "data.train")
         self.stream = PromptStream(records, config.batch_size, config.seed)
-        self.steps = list(config.sampling.sde_steps.candidates(config.sampling.num_inference_steps))
 
-    def velocity(self, x: torch.Tensor, sigma: float, ids: torch.Tensor) -> torch.Tensor:
+    def velocity(self, x: torch.Tensor, sigma: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         bf16 = self.config.model.precision == "bf16"
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            return self.network(x, torch.full((len(x),), sigma), ids).float()
+            return self.network(x, sigma, ids).float()
 
     def gaussian(
-        self, x: torch.Tensor, sigma: float, sigma_next: float, ids: torch.Tensor
-    ) -> tuple[torch.Tensor, float]:
-        v, dt = self.velocity(x, sigma, ids), sigma_next - sigma
-        safe = sigma if sigma < 1 else 1 - 1 / self.config.sampling.num_inference_steps
-        diffusion = self.config.sampling.eta * (sigma / (1 - safe)) ** 0.5
-        drift = diffusion**2 / (2 * sigma) * dt
-        return x * (1 + drift) + v * (dt + drift * (1 - sigma)), diffusion * (-dt) ** 0.5
+        self, x: torch.Tensor, sigma: torch.Tensor, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and std of the next latents; sigma is [B]."""
+        dt = -1 / self.config.sampling.num_inference_steps
+        v, s = self.velocity(x, sigma, ids), sigma.view(-1, 1, 1, 1)
+        diffusion = self.config.sampling.eta * (s / (1 - s.clamp(max=1 + dt))).sqrt()
+        drift = diffusion**2 / (2 * s) * dt
+        return x * (1 + drift) + v * (dt + drift * (1 - s)), diffusion * (-dt) ** 0.5
 
     @torch.no_grad()
-    def sample(self, ids: torch.Tensor, group: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def sample(
+        self, ids: torch.Tensor, group: int, stochastic: tuple[int, ...]
+    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, ...]]]:
+        """Images in [-1, 1], and (before, after, sigma, log-prob) of each stochastic step."""
         count = self.config.sampling.num_inference_steps
         x = torch.randn(len(ids) // group, 3, 16, 32).repeat_interleave(group, 0)
         recorded = []
         for step in range(count):
-            sigma, sigma_next = 1 - step / count, 1 - (step + 1) / count
-            if step in self.steps:
-                mean, std = self.gaussian(x, sigma, sigma_next, ids)
-                following = mean + std * torch.randn_like(x)
-                recorded.append(torch.stack([x, following]))
-                x = following
-            else:
-                x = x + (sigma_next - sigma) * self.velocity(x, sigma, ids)
+            sigma = torch.full((len(ids),), 1 - step / count)
+            if step not in stochastic:
+                x = x - self.velocity(x, sigma, ids) / count
+                continue
+            mean, std = self.gaussian(x, sigma, ids)
+            following = mean + std * torch.randn_like(x)
+            recorded.append((x, following, sigma, log_prob(following, mean, std)))
+            x = following
         return x, recorded
 
     def window(self, rollout_id: int) -> None:
         config, group = self.config, self.config.sampling.samples_per_prompt
-        count = config.sampling.num_inference_steps
         records = [r for r in self.stream.batch(rollout_id).records for _ in range(group)]
         ids = self.tokenizer.encode([r.text for r in records])
-        x, recorded = self.sample(ids, group)
-        images = ((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-        scores = torch.tensor(self.ocr.score(images, records)) + torch.tensor(
-            self.color.score(images, records)
+        steps = select_sde_steps(
+            config.sampling.sde_steps, config.sampling.num_inference_steps, rollout_id, config.seed
         )
-        groups = scores.view(-1, group)
-        advantage = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-8)
-        advantage = advantage.flatten()
-        rows = [(s, i) for i, s in enumerate(self.steps)]
-        parts = torch.arange(len(ids)).chunk(config.stack.num_updates_per_batch)
-        slices = [
-            (sigma_step, k, index)
-            for part in parts
-            for sigma_step, k in rows
-            for index in part.split(config.stack.micro_batch_size)
-        ]
+        x, recorded = self.sample(ids, group, steps)
+        images = ((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+        advantage = torch.zeros(len(ids))
+        for scorer, weight in ((self.ocr, 0.7), (self.color, 0.3)):
+            scores = torch.tensor(scorer.score(images, records)).view(-1, group)
+            centred = scores - scores.mean(1, keepdim=True)
+            advantage += (weight * centred / (scores.std(1, keepdim=True) + 1e-8)).flatten()
+        before, after, sigma, old = (torch.stack(column) for column in zip(*recorded, strict=True))
+        for part in torch.randperm(len(ids)).chunk(config.stack.num_updates_per_batch):
+            rows = [t[:, part].flatten(0, 1) for t in (before, after, sigma, old)]
+            rows += [ids[part].repeat(len(steps), 1), advantage[part].repeat(len(steps))]
+            self.update(rows)
 
-        def log_prob(step: int, k: int, index: torch.Tensor) -> torch.Tensor:
-            before, after = recorded[k][0, index], recorded[k][1, index]
-            mean, std = self.gaussian(before, 1 - step / count, 1 - (step + 1) / count, ids[index])
-            return -((after - mean) ** 2 / (2 * std**2)).mean((1, 2, 3))
+    def update(self, rows: list[torch.Tensor]) -> None:
+        clip, size = self.config.algorithm.clip_range, self.config.stack.micro_batch_size
+        for micro in zip(*(row.split(size) for row in rows), strict=True):
+            before, after, sigma, old, ids, a = micro
+            mean, std = self.gaussian(before, sigma, ids)
+            ratio = (log_prob(after, mean, std) - old).exp()
+            loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - clip, 1 + clip)).sum()
+            (loss / len(rows[0])).backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.config.stack.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
-        old: dict[int, torch.Tensor] = {}
-        if config.algorithm.old_log_prob == "replay":
-            with torch.no_grad():
-                old = {n: log_prob(*piece) for n, piece in enumerate(slices)}
-        per_update = len(slices) // len(parts)
-        clip = config.algorithm.clip_range
-        for n, (step, k, index) in enumerate(slices):
-            new = log_prob(step, k, index)
-            ratio = (new - old.get(n, new.detach())).exp()
-            a = advantage[index]
-            loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - clip, 1 + clip)).mean()
-            (loss / per_update).backward()
-            if (n + 1) % per_update == 0:
-                torch.nn.utils.clip_grad_norm_(self.parameters, config.stack.max_grad_norm)
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+
+def log_prob(value: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """[B], without the constant that cancels in a ratio of equal stds."""
+    return -((value - mean) ** 2 / (2 * std**2)).mean((1, 2, 3))
 
 
 def seconds(work: object) -> float:

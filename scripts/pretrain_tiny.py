@@ -12,8 +12,8 @@ the straight line between two moving averages of the same run: 45 % after step 5
 256 held-out prompts (8 Euler steps, guidance 1, seed 0):
 
     step                400    600    800   1000   1200   1400   1600   1800   shipped
-    OCR similarity     .089   .287   .590   .744   .773   .762   .892   .926   .456
-    exact readings     .004   .043   .254   .461   .512   .512   .738   .812   .090
+    OCR similarity     .089   .287   .590   .744   .773   .762   .892   .926   .407
+    exact readings     .004   .043   .254   .461   .512   .512   .738   .812   .070
 """
 
 import argparse
