@@ -204,7 +204,6 @@ PLAIN = [
 """A quickstart of fixed settings: the shipped one is tuned now and then."""
 
 
-
 @pytest.fixture(autouse=True)
 def own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_parts.py").write_text(OWN_MODULE)
