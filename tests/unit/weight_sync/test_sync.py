@@ -205,6 +205,7 @@ def test_verification_passes_for_a_good_push_in_every_precision(compute_dtype, f
         pair.train()
         sync = pair.lora_sync()
         sync.sync()
+    assert pair.engine.weight_version == sync.published_version == 2
 
 
 # --- full sync ------------------------------------------------------------------------------------
