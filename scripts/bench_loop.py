@@ -27,6 +27,7 @@ from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
 from unirl.data.prompts import load_prompts
 from unirl.data.stream import PromptStream
+from unirl.distributed.ranks import OneRank
 from unirl.models.lora import attach_lora
 from unirl.models.tiny_dit import load_tiny_dit
 from unirl.residency.trace import TransitionLog
@@ -62,13 +63,21 @@ def main() -> None:
 
 def our_trainer(config: RunConfig, folder: Path, resources: ExitStack) -> DiffusionTrainer:
     prompts = load_all_prompts(config)
-    roles = build_roles(config, prompts)
+    roles = build_roles(config, prompts, OneRank())
     transitions = TransitionLog(folder / "transitions.jsonl")
     resources.callback(transitions.close)
     tracker = resources.enter_context(Tracker([JsonlSink(folder / "metrics.jsonl")]))
-    checkpoints = Checkpoints(config, roles.stack, folder / "checkpoints", None)
+    checkpoints = Checkpoints(config, roles.stack, folder / "checkpoints", None, OneRank())
     return build_trainer(
-        config, prompts, roles, checkpoints, folder, transitions, tracker, lambda: False
+        config,
+        prompts,
+        roles,
+        checkpoints,
+        folder,
+        transitions,
+        tracker,
+        lambda: False,
+        OneRank(),
     )
 
 

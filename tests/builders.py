@@ -6,6 +6,7 @@ The network is a `TinyDiT` with random weights everywhere, so that every LoRA la
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +24,12 @@ from unirl.core.types import (
     SamplingParams,
     ScoredRollout,
 )
+from unirl.distributed.ranks import OneRank
 from unirl.models.lora import adapter_parameters, attach_lora
 from unirl.models.tiny import TinyModel
 from unirl.models.tiny_dit import TinyDiT, TinyDiTConfig, TinyTokenizer
 from unirl.rollout.sampling import sample_with_model
+from unirl.train.backend import WholeBackend
 from unirl.train.stack import TrainStack
 
 SIZE = 8
@@ -64,7 +67,7 @@ def tiny_model(
         network.float().requires_grad_(True)
     else:
         attach_lora(network, lora_rank, 2.0 * lora_rank, LORA_TARGETS, seed)
-    return TinyModel(network, TinyTokenizer(WORDS, 3), compute_dtype)
+    return TinyModel(Path(), network, TinyTokenizer(WORDS, 3), compute_dtype)
 
 
 def randomize_adapter(model: TinyModel, scale: float = 0.3, seed: int = 1) -> None:
@@ -103,7 +106,17 @@ def train_stack(model: TinyModel, overrides: Mapping[str, Any] | None = None) ->
     """A train stack with FlowGRPO; overrides as in `run_config`."""
     config = run_config(overrides)
     algorithm = FlowGRPO(config.algorithm)
-    return TrainStack(model, algorithm, config.stack, 10, LATENT_SHAPE, config.seed, CPU)
+    return TrainStack(
+        model,
+        WholeBackend(),
+        algorithm,
+        config.stack,
+        10,
+        LATENT_SHAPE,
+        config.seed,
+        CPU,
+        OneRank(),
+    )
 
 
 def records(num_prompts: int) -> tuple[PromptRecord, ...]:
@@ -159,6 +172,7 @@ def scored(
         rollout.trajectory,
         rollout.conditioning,
         rollout.negative_conditioning,
+        torch.arange(count),
         Rewards(rewards, {"only": rewards}, valid),
         group_relative(rewards, valid, group_size, use_global_std=False),
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from unirl.core.capabilities import EngineCapabilities
 from unirl.core.components import Moved
 from unirl.core.types import Rewards, Rollout, RolloutRequest
+from unirl.distributed.ranks import OneRank
 from unirl.models.tiny import TinyModel
 from unirl.residency.planner import ResidencyPlanner, RoleMoves
 from unirl.residency.policy import Role
@@ -140,13 +141,16 @@ class RecordingPhases:
             Role.ROLLOUT: RoleMoves(self.engine.wake_up, self.engine.sleep),
             Role.REWARD: self.events.moves(Role.REWARD),
         }
-        self.planner = ResidencyPlanner(policy(*parked), moves, lambda transition: None)
+        self.planner = ResidencyPlanner(
+            policy(*parked), moves, lambda transition: None, OneRank().barrier
+        )
         self.phases = Phases(
             self.engine,
             RecordingReward(self.events),  # type: ignore[arg-type]
             self.sync,
             self.planner,
             PhaseClock(),
+            OneRank(),
         )
 
     def step(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unirl.core.components import Moved
+from unirl.distributed.ranks import OneRank
 from unirl.residency.planner import INITIALLY_ON_DEVICE, ResidencyPlanner, RoleMoves, Transition
 from unirl.residency.policy import ResidencyPolicy, Role
 
@@ -54,4 +55,4 @@ def make_planner(
     roles: RecordingRoles, parked: Sequence[Role], records: list[Transition] | None = None
 ) -> ResidencyPlanner:
     record = (lambda transition: None) if records is None else records.append
-    return ResidencyPlanner(policy(*parked), roles.role_moves(), record)
+    return ResidencyPlanner(policy(*parked), roles.role_moves(), record, OneRank().barrier)

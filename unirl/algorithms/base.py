@@ -51,7 +51,11 @@ class Algorithm(ABC, Generic[R]):
 
     @abstractmethod
     def rows(self, scored: Sequence[ScoredRollout]) -> R:
-        """All loss terms of one window; samples that are not valid give none."""
+        """All loss terms of this rank's samples of one window, at least one per sample.
+
+        `sample_index` counts this rank's samples through the window. The train stack leaves out
+        the rows of samples that are not valid.
+        """
 
     @abstractmethod
     def anchor(

@@ -86,15 +86,13 @@ class FlowGRPO(Algorithm[TransitionRows]):
         self._kl_coefficient = config.kl_coefficient
 
     def rows(self, scored: Sequence[ScoredRollout]) -> TransitionRows:
-        """Transitions of the valid samples of a window; samples count on through its rollouts."""
+        """Recorded steps of this rank's samples; samples count on through the window's rollouts."""
         parts, offset = [], 0
         for one in scored:
             part = _transitions(one)
             parts.append(replace(part, sample_index=part.sample_index + offset))
             offset += len(one)
-        rows = _concatenate(parts)
-        valid = torch.cat([one.rewards.valid for one in scored]).to(rows.sample_index.device)
-        return rows.select(torch.nonzero(valid[rows.sample_index]).flatten())
+        return _concatenate(parts)
 
     @torch.no_grad()
     def anchor(
@@ -102,11 +100,12 @@ class FlowGRPO(Algorithm[TransitionRows]):
     ) -> tuple[TransitionRows, Mapping[str, float]]:
         if not self._replays:
             return replace(rows, old_log_prob=rows.rollout_log_prob), {}
-        old_log_prob = torch.empty_like(rows.rollout_log_prob)
+        old_log_prob = rows.rollout_log_prob.clone()
         for index in slices:
             part = rows.select(index)
             old_log_prob[index] = _policy(model, part).log_prob(part.next_latents)
-        difference = (old_log_prob - rows.rollout_log_prob).abs()
+        used = torch.cat(list(slices))
+        difference = (old_log_prob - rows.rollout_log_prob)[used].abs()
         return replace(rows, old_log_prob=old_log_prob), {
             "rollout_replay_log_prob_diff_mean": float(difference.mean()),
             "rollout_replay_log_prob_diff_max": float(difference.max()),
@@ -186,7 +185,7 @@ def _transitions(scored: ScoredRollout) -> TransitionRows:
         sigma_next=sigmas[steps + 1],
         rollout_log_prob=log_prob,
         old_log_prob=log_prob,
-        advantages=scored.advantages.to(device).repeat(num_steps),
+        advantages=scored.advantages[scored.places].to(device).repeat(num_steps),
         sample_index=torch.arange(num_samples, device=device).repeat(num_steps),
         conditioning=scored.conditioning,
         negative_conditioning=scored.negative_conditioning,

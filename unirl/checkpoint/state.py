@@ -2,6 +2,7 @@
 
     weights.safetensors   trained weights, or the whole network with save_mode=full
     optimizer.pt          AdamW state
+    shards/               instead of these two, with save_format=sharded
     trainer_state.json    rollouts done, weight version, tracker id, the run's configuration
 
 Nothing else is needed for an exact resume: prompts, noise and SDE steps are functions of the seed
@@ -21,7 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from unirl.checkpoint.shards import SHARDS, read_shards, shard_names, write_shards
 from unirl.core.errors import CheckpointError, ModelError
+from unirl.distributed.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class TrainerState:
 
 
 class Saveable(Protocol):
-    """The train stack's side."""
+    """The train stack's side; its methods are entered by all ranks together."""
 
     def state_tensors(self, adapter_only: bool) -> dict[str, Tensor]: ...
 
@@ -46,11 +49,44 @@ class Saveable(Protocol):
         self, tensors: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]
     ) -> None: ...
 
+    def sharded_state(self, adapter_only: bool) -> dict[str, Tensor]: ...
 
-def write_state(folder: Path, stack: Saveable, state: TrainerState, adapter_only: bool) -> None:
-    """Write the files of one checkpoint into an empty folder."""
-    save_file(stack.state_tensors(adapter_only), folder / "weights.safetensors")
-    torch.save(stack.optimizer_state(), folder / "optimizer.pt")
+    def finish_sharded_load(self, num_steps: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """How weights and optimizer are written."""
+
+    adapter_only: bool
+    sharded: bool
+
+
+def write_state(
+    folder: Path, stack: Saveable, state: TrainerState, form: Format, ranks: Ranks
+) -> None:
+    """Write the files of one checkpoint into an empty folder. All ranks together."""
+    if form.sharded:
+        tensors = stack.sharded_state(form.adapter_only)
+        write_shards(folder, tensors, alone=ranks.world_size == 1)
+        _write_on_main(folder, state, {}, None, ranks)
+    else:
+        weights, optimizer = stack.state_tensors(form.adapter_only), stack.optimizer_state()
+        _write_on_main(folder, state, weights, optimizer, ranks)
+
+
+def _write_on_main(
+    folder: Path,
+    state: TrainerState,
+    weights: Mapping[str, Tensor],
+    optimizer: Mapping[str, Any] | None,
+    ranks: Ranks,
+) -> None:
+    if not ranks.is_main:
+        return
+    if optimizer is not None:
+        save_file(dict(weights), folder / "weights.safetensors")
+        torch.save(optimizer, folder / "optimizer.pt")
     (folder / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1) + "\n")
 
 
@@ -62,14 +98,26 @@ def read_trainer_state(folder: Path) -> TrainerState:
         raise CheckpointError(f"load_dir: {folder}/trainer_state.json: {error}") from error
 
 
-def restore(folder: Path, stack: Saveable) -> None:
+def restore(folder: Path, stack: Saveable, ranks: Ranks) -> None:
     """Load weights and optimizer of a verified checkpoint folder into the stack.
 
-    Raises CheckpointError when they cannot be read or belong to another model.
+    All ranks together. Raises CheckpointError when they cannot be read or belong to another model.
     """
     try:
+        if (folder / SHARDS).is_dir():
+            _restore_shards(folder, stack, ranks)
+            return
         tensors = load_file(folder / "weights.safetensors")
         optimizer_state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         stack.load_state(tensors, optimizer_state)
     except (OSError, SafetensorError, RuntimeError, ModelError, ValueError) as error:
         raise CheckpointError(f"load_dir: {folder} does not fit this run: {error}") from error
+
+
+def _restore_shards(folder: Path, stack: Saveable, ranks: Ranks) -> None:
+    """Into the trained weights or, where the checkpoint has it, the whole network."""
+    tensors = stack.sharded_state(adapter_only=True)
+    if tensors.keys() != shard_names(folder):
+        tensors = stack.sharded_state(adapter_only=False)
+    read_shards(folder, tensors, alone=ranks.world_size == 1)
+    stack.finish_sharded_load(read_trainer_state(folder).optimizer_step)

@@ -78,7 +78,7 @@ class CheckpointStore:
             _seal(writing, step)
             _publish(writing, final)
         except Exception as error:
-            if not _is_storage_failure(error):
+            if not is_storage_failure(error):
                 raise
             raise CheckpointError(self._explain(error, step, writing)) from error
         finally:
@@ -289,7 +289,7 @@ def _read_manifest(folder: Path) -> Manifest:
     )
 
 
-def _is_storage_failure(error: Exception) -> bool:
+def is_storage_failure(error: Exception) -> bool:
     """Whether the disk is to blame. torch.save and safetensors report a full disk as exceptions of
     their own, recognisable by their text only."""
     writers = ("inline_container", "PytorchStreamWriter", "iostream error", "os error")

@@ -63,6 +63,12 @@ def _train(args: argparse.Namespace) -> int:
     # Waiting OpenMP threads must sleep: spinning ones cost a busy machine 2 to 100 times the work.
     # Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if config.num_devices > 1 and "RANK" not in os.environ:
+        from unirl.distributed.group import require_local_devices  # imports torch
+        from unirl.runtime.launch import launch
+
+        require_local_devices(config.num_devices, config.device)
+        return launch(args.argv, config.num_devices)
     from unirl.runtime.run import run  # imports torch
 
     return run(config)
@@ -86,6 +92,8 @@ def _recipes(args: argparse.Namespace) -> int:
 
 
 def _report(error: UnirlError, exit_code: int) -> int:
+    if os.environ.get("RANK", "0") != "0":  # rank 0 is told of every rank's failure and prints it
+        return exit_code
     text = Text.assemble(("error: ", "bold red"), str(error))
     Console(stderr=True, soft_wrap=True).print(text)
     return exit_code
@@ -95,6 +103,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     # Options may stand between overrides; argparse hands back the words after them as unknown.
     args, rest = parser.parse_known_args(argv)
+    args.argv = list(argv[1:])  # after the command
     if args.command == "recipes" and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command != "recipes":

@@ -18,6 +18,8 @@ class ModelEntry:
     lora_targets: tuple[str, ...]
     size_multiple: int
     """Height and width must be multiples of this."""
+    block_classes: tuple[str, ...]
+    """Class names of the network's blocks, which are sharded and checkpointed one by one."""
     fixed_size: tuple[int, int] | None = None
     """(height, width) when the network takes one size only."""
 
@@ -57,6 +59,7 @@ MODELS = {
         "1.9 M-parameter text-to-image flow model that ships with unirl (32 x 16 pixels)",
         lora_targets=("qkv", "proj", "fc1", "fc2"),
         size_multiple=4,
+        block_classes=("Block",),
         fixed_size=(16, 32),
     ),
     "sd3": ModelEntry(
@@ -73,6 +76,7 @@ MODELS = {
             "attn.to_add_out",
         ),
         size_multiple=16,
+        block_classes=("JointTransformerBlock",),
     ),
 }
 

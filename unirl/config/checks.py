@@ -19,7 +19,7 @@ from unirl.config.components import (
     is_own,
     require_known,
 )
-from unirl.config.geometry import batch_geometry, image_size, stochastic_steps
+from unirl.config.geometry import batch_geometry, device_geometry, image_size, stochastic_steps
 from unirl.config.problem import Problem
 from unirl.config.resources import resolve_path
 from unirl.config.reward_checks import (
@@ -193,6 +193,27 @@ def _adapter(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _blocks(config: RunConfig) -> Iterator[Problem]:
+    backend = config.backend
+    in_shards = config.num_devices > 1 and backend.mesh != "no_shard"
+    unknown = backend.block_classes is None and is_own(config.model.family)
+    if unknown and (in_shards or backend.activation_checkpointing):
+        yield Problem(
+            "backend.block_classes",
+            f"is null, but no blocks are known for model.family={config.model.family}. "
+            "List the class names of its blocks.",
+        )
+
+
+def _unshard(config: RunConfig) -> Iterator[Problem]:
+    if config.rollout.unshard and not engine_capabilities(config).shares_train_weights:
+        yield Problem(
+            "rollout.unshard",
+            f"is true, but rollout.engine={config.rollout.engine} has whole weights of its own. "
+            "Set rollout.unshard=false.",
+        )
+
+
 # Surroundings
 
 
@@ -216,6 +237,12 @@ def _run_directory(config: RunConfig) -> Iterator[Problem]:
 def _device(config: RunConfig) -> Iterator[Problem]:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", config.device):
         yield Problem("device", f"is {config.device!r}; allowed: auto, cpu, cuda, cuda:<n>, mps.")
+    elif config.num_devices > 1 and config.device not in ("auto", "cpu", "cuda"):
+        yield Problem(
+            "device",
+            f"is {config.device!r}, one device for num_devices={config.num_devices} ranks. Set "
+            "device=cuda, where each rank takes a GPU of its own, or num_devices=1.",
+        )
 
 
 _CHECKS: dict[Check, tuple[str, ...]] = {
@@ -232,6 +259,9 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
         "accumulate_rollouts",
         "stack.num_updates_per_batch",
     ),
+    device_geometry: ("batch_size", "num_devices", "backend.mesh", "backend.shard_size"),
+    _blocks: ("backend.block_classes", "model.family", "num_devices", "backend"),
+    _unshard: ("rollout.unshard", "rollout.engine"),
     _updates: ("stack.num_updates_per_batch", "algorithm.path"),
     _accumulate: (
         "accumulate_rollouts",
@@ -255,7 +285,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     fractions: ("layout", "train_fraction", "reward_fraction"),
     _model_path: ("model.path",),
     _run_directory: ("run_name", "output_dir"),
-    _device: ("device",),
-    available: ("layout", "num_devices", "reward_fraction"),
+    _device: ("device", "num_devices"),
+    available: ("layout", "reward_fraction"),
 }
 """Check -> the keys it reads, in the order of the report."""

@@ -1,4 +1,4 @@
-"""Sizes that must fit: samples and updates, steps and their noise, pixels and the model."""
+"""Sizes that must fit: samples, updates, devices, steps and their noise, pixels and the model."""
 
 from __future__ import annotations
 
@@ -25,6 +25,39 @@ def batch_geometry(config: RunConfig) -> Iterator[Problem]:
         f"samples per update, which is not a whole number. "
         f"Set stack.num_updates_per_batch to {near}, or change batch_size.",
     )
+
+
+def device_geometry(config: RunConfig) -> Iterator[Problem]:
+    """Whole prompt groups on each device, whole shard groups on all of them."""
+    devices, prompts = config.num_devices, config.batch_size
+    if prompts % devices:
+        fitting = " or ".join(str(number) for number in _nearest_divisors(prompts, devices))
+        above = -(-prompts // devices) * devices
+        yield Problem(
+            "num_devices",
+            f"batch_size {prompts} / num_devices {devices} = {prompts / devices:.2f} prompts per "
+            "device, which is not a whole number; the samples of a prompt stay on one device. "
+            f"Set batch_size={above}, or num_devices to {fitting}.",
+        )
+    mesh, size = config.backend.mesh, config.backend.shard_size
+    if mesh == "hybrid" and size is None:
+        yield Problem(
+            "backend.shard_size",
+            "is null, but backend.mesh=hybrid needs the number of devices in a shard group: "
+            "usually those of one node.",
+        )
+    elif mesh == "hybrid" and size is not None and devices % size:
+        yield Problem(
+            "backend.shard_size",
+            f"num_devices {devices} / backend.shard_size {size} = {devices / size:.2f} shard "
+            "groups, which is not a whole number.",
+        )
+    elif mesh != "hybrid" and size is not None:
+        yield Problem(
+            "backend.shard_size",
+            f"is {size}, but backend.mesh={mesh} has no shard groups. Set it to null, or "
+            "backend.mesh=hybrid.",
+        )
 
 
 def _nearest_divisors(number: int, near: int) -> list[int]:

@@ -86,11 +86,9 @@ def fractions(config: RunConfig) -> Iterator[Problem]:
 
 
 def available(config: RunConfig) -> Iterator[Problem]:
-    only = "not available in this version, which runs all roles on one device."
+    only = "not available in this version, where all roles share each device."
     if config.layout == "separate":
         yield Problem("layout", f"is 'separate': {only} Set layout=colocate.")
-    if config.num_devices > 1:
-        yield Problem("num_devices", f"is {config.num_devices}: {only} Set num_devices=1.")
     if config.reward_fraction > 0:
         yield Problem(
             "reward_fraction", f"is {config.reward_fraction:g}: {only} Set reward_fraction=0."

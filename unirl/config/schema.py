@@ -126,7 +126,11 @@ class RolloutConfig(Block):
     engine: str = "trainside"
     """trainside samples with the trained weights; replica keeps its own copy of the model."""
     forward_batch_size: Count = 0
-    """Samples per network call while sampling; 0 takes all samples of a request at once."""
+    """Samples per network call while sampling; 0 takes all samples of a request at once. On
+    several devices, sampling is the same bit for bit where it divides a device's samples."""
+    unshard: bool = False
+    """engine=trainside in shards: keep all weights gathered during a generation, which saves a
+    gather per block and step for the memory of the whole network."""
 
 
 class ScorerConfig(Block):
@@ -207,14 +211,36 @@ class StackConfig(Block):
     optimizer: OptimizerConfig = OptimizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     micro_batch_size: PositiveCount = 8
-    """Transitions per forward and backward. Larger is faster until memory ends."""
+    """Transitions per forward and backward on each device. Larger is faster until memory ends."""
     num_updates_per_batch: PositiveCount = 1
     """Optimizer steps per rollout batch, each on its own part of the samples."""
     shuffle_updates: bool = False
-    """Draw the parts at random, so that each step sees samples of many prompts; otherwise they are
+    """Each part takes equally many samples of every prompt, drawn at random; otherwise parts are
     consecutive, each of batch_size / num_updates_per_batch prompts."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients of a larger global norm are scaled down to it."""
+
+
+class BackendConfig(Block):
+    """How the train stack lies on several devices; one device holds everything itself."""
+
+    mesh: Literal["full", "hybrid", "no_shard"] = "full"
+    """full: weights, gradients and moments in shards over all devices; hybrid: in shards over
+    shard_size neighbours, and copies of these; no_shard: a copy on each device."""
+    shard_size: PositiveCount | None = None
+    """hybrid: devices in one shard group, usually those of one node."""
+    block_classes: list[str] | None = None
+    """Class names of the modules that are gathered one at a time; null takes the model family's."""
+    gather_dtype: Literal["stored", "bf16"] = "stored"
+    """stored: gather weights as they are kept, so that shards compute exactly what one device
+    does; bf16: gather float32 ones in bf16, half the traffic when all weights are trained."""
+    prefetch: Count = 1
+    """Blocks gathered ahead of the one that is computed."""
+    defer_reduce: bool = True
+    """Reduce gradients once per optimizer step, keeping whole ones until then; false reduces after
+    each micro-batch, which holds no more than one block's."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward instead of keeping its activations."""
 
 
 class DataConfig(Block):
@@ -266,7 +292,8 @@ class RunConfig(Block):
     num_threads: Count = 0
     """CPU threads of torch; 0 leaves torch's choice. Tiny models are fastest with 1."""
     num_devices: PositiveCount = 1
-    """Devices in all; this version runs one."""
+    """Devices in all, each driven by a process of its own. `unirl train` starts them on one node;
+    torchrun starts them on many."""
     layout: Literal["colocate", "separate"] = "colocate"
     """colocate: all roles share one slab in turns; separate: train and rollout on own slabs."""
     train_fraction: float = 0.5
@@ -277,7 +304,7 @@ class RunConfig(Block):
     num_rollouts: PositiveCount = 100
     """The total, also when resuming."""
     batch_size: PositiveCount = 8
-    """Prompts per rollout."""
+    """Prompts per rollout, those of all devices together."""
     accumulate_rollouts: PositiveCount = 1
     """Rollouts per optimizer window."""
     weight_sync_interval: PositiveCount = 1
@@ -315,6 +342,9 @@ class RunConfig(Block):
     """Null: <run directory>/checkpoints."""
     save_mode: Literal["auto", "full", "adapter"] = "auto"
     """What weights a checkpoint holds; auto: the adapter with LoRA, else everything trained."""
+    save_format: Literal["gathered", "sharded"] = "gathered"
+    """gathered: rank 0 writes whole tensors; sharded: each rank writes its part, which all of them
+    must see. Either can be resumed on another number of devices."""
     load_dir: str | None = None
     """Resume from this checkpoint, or the newest one in this folder."""
 
@@ -324,6 +354,7 @@ class RunConfig(Block):
     reward: RewardConfig | None = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     stack: StackConfig = StackConfig()
+    backend: BackendConfig = BackendConfig()
     sync: SyncConfig = SyncConfig()
     data: DataConfig = DataConfig()
     logging: LoggingConfig = LoggingConfig()

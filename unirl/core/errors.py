@@ -34,3 +34,7 @@ class ResidencyError(UnirlError):
 
 class ModelError(UnirlError):
     """Model weights or adapters do not fit what the recipe asks for."""
+
+
+class RankError(UnirlError):
+    """Another rank of the run failed."""

@@ -146,18 +146,31 @@ class Rewards:
 
 @dataclass(frozen=True)
 class ScoredRollout:
-    """What training needs of a rollout: media end at the reward service."""
+    """What training needs of a rollout: media end at the reward service.
+
+    On several ranks, `rewards` and `advantages` are those of all N samples of the rollout, the same
+    on every rank; the rest is this rank's b samples of them.
+    """
 
     request: RolloutRequest
     trajectory: Trajectory
     conditioning: Conditioning
     negative_conditioning: Conditioning | None
+    places: Tensor
+    """[b] int64: where this rank's samples are among the N."""
     rewards: Rewards
+    """Of N samples."""
     advantages: Tensor
-    """[B] float32, 0 where not valid."""
+    """[N] float32, 0 where not valid."""
 
     def __len__(self) -> int:
+        """This rank's samples."""
         return len(self.request)
+
+    @property
+    def num_samples(self) -> int:
+        """N."""
+        return len(self.advantages)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,34 @@ class DiffusionModel(ABC):
         Raises ModelError naming the path when it cannot be read.
         """
 
+    @classmethod
+    def load_skeleton(
+        cls,
+        path: Path,
+        *,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        max_sequence_length: int,
+        with_encoders: bool,
+    ) -> Self:
+        """Like `load`, for a network that will be sharded over several devices.
+
+        A family that keeps its network in safetensors files leaves the network's parameters (not
+        its buffers) on the meta device and gives `network_files`, so that no process ever holds
+        the whole. Without this method each process loads the whole network on the CPU first.
+        """
+        return cls.load(
+            path,
+            frozen_dtype=frozen_dtype,
+            compute_dtype=compute_dtype,
+            max_sequence_length=max_sequence_length,
+            with_encoders=with_encoders,
+        )
+
+    def network_files(self) -> Sequence[Path]:
+        """The safetensors files that hold a skeleton's parameters, under their own names."""
+        return ()
+
     @property
     @abstractmethod
     def network(self) -> nn.Module:

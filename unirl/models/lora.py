@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from torch import Tensor, nn
 
 from unirl.core.errors import ModelError
+from unirl.samplers.noise import seed_of
 
 ADAPTER_NAME = "default"
 
@@ -21,7 +23,8 @@ def attach_lora(
     """Inject a LoRA adapter (B = 0, so outputs do not change) and freeze everything else.
 
     Adapter weights are float32 whatever the base is stored in: updates of 1e-4 would be lost to
-    bf16 rounding. Raises ModelError when a target name matches no linear layer.
+    bf16 rounding. On the meta device they get no values; `initial_value` has
+    them. Raises ModelError when a target name matches no linear layer.
     """
     unmatched = [name for name in target_modules if not _matches(network, name)]
     if unmatched:
@@ -33,8 +36,7 @@ def attach_lora(
             f"Its linear layers end in {linear}."
         )
     network.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):  # PEFT draws values too, which are overwritten
         inject_adapter_in_model(
             LoraConfig(
                 r=rank,
@@ -44,8 +46,22 @@ def attach_lora(
             network,
             adapter_name=ADAPTER_NAME,
         )
-    for parameter in adapter_parameters(network).values():
+    for name, parameter in adapter_parameters(network).items():
         parameter.data = parameter.data.float()
+        if not parameter.is_meta:
+            parameter.data.copy_(initial_value(name, parameter.shape, seed))
+
+
+def initial_value(name: str, shape: torch.Size, seed: int) -> Tensor:
+    """The start of one adapter weight, float32 on the CPU: A as PEFT draws it, B zero.
+
+    A function of name and seed, so that it does not matter where and in what order it is drawn.
+    """
+    value = torch.zeros(shape)
+    if ".lora_A." in name:
+        generator = torch.Generator().manual_seed(seed_of(f"{seed}/{name}"))
+        nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
+    return value
 
 
 def _matches(network: nn.Module, target: str) -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
+from accelerate import init_empty_weights
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
@@ -38,6 +39,8 @@ from unirl.models.base import DiffusionModel
 
 T = TypeVar("T")
 
+NETWORK = "transformer"
+"""The component that is trained."""
 CLIP_TOKENS = 77
 """Length every CLIP prompt is padded to; the T5 tokens follow it."""
 
@@ -61,6 +64,7 @@ class StableDiffusion3Model(DiffusionModel):
         scheduler: FlowMatchEulerDiscreteScheduler,
         pipeline: StableDiffusion3Pipeline | None,
         *,
+        network_folder: Path,
         vae_scale_factor: int,
         compute_dtype: torch.dtype,
         max_sequence_length: int,
@@ -70,6 +74,7 @@ class StableDiffusion3Model(DiffusionModel):
         # Any: the annotations of diffusers are narrower or wider than its values.
         self._scheduler: Any = scheduler
         self._pipeline: Any = pipeline
+        self._network_folder = network_folder
         self._vae_scale_factor = vae_scale_factor
         self._compute_dtype = compute_dtype
         self._max_sequence_length = max_sequence_length
@@ -90,9 +95,43 @@ class StableDiffusion3Model(DiffusionModel):
         float32 product needs float32 weights.
         Raises ModelError naming the path and the component that is missing or unreadable.
         """
+        _read_index(path)
+        dtype = _network_dtype(compute_dtype, frozen_dtype)
+        network = _read_module(path, NETWORK, SD3Transformer2DModel, dtype)
+        return cls._around(
+            network, path, frozen_dtype, compute_dtype, max_sequence_length, with_encoders
+        )
+
+    @classmethod
+    def load_skeleton(
+        cls,
+        path: Path,
+        *,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        max_sequence_length: int,
+        with_encoders: bool,
+    ) -> Self:
+        """See `DiffusionModel.load_skeleton`; raises ModelError like `load`."""
+        _read_index(path)
+        dtype = _network_dtype(compute_dtype, frozen_dtype)
+        network = _read(path, NETWORK, lambda folder: _skeleton(folder, dtype))
+        return cls._around(
+            network, path, frozen_dtype, compute_dtype, max_sequence_length, with_encoders
+        )
+
+    @classmethod
+    def _around(
+        cls,
+        network: SD3Transformer2DModel,
+        path: Path,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        max_sequence_length: int,
+        with_encoders: bool,
+    ) -> Self:
+        """The other components of the folder around its network."""
         index = _read_index(path)
-        network_dtype = torch.float32 if compute_dtype == torch.float32 else frozen_dtype
-        network = _read_module(path, "transformer", SD3Transformer2DModel, network_dtype)
         scheduler = _read(path, "scheduler", _scheduler)
         vae_config = _read(path, "vae", _vae_config)
         pipeline = None
@@ -107,10 +146,14 @@ class StableDiffusion3Model(DiffusionModel):
             network,
             scheduler,
             pipeline,
+            network_folder=path / NETWORK,
             vae_scale_factor=2 ** (len(vae_config["block_out_channels"]) - 1),
             compute_dtype=compute_dtype,
             max_sequence_length=max_sequence_length,
         )
+
+    def network_files(self) -> Sequence[Path]:
+        return sorted(self._network_folder.glob("*.safetensors"))
 
     @property
     def network(self) -> nn.Module:
@@ -227,6 +270,11 @@ class StableDiffusion3Model(DiffusionModel):
         return self._pipeline
 
 
+def _network_dtype(compute_dtype: torch.dtype, frozen_dtype: torch.dtype) -> torch.dtype:
+    """float32 arithmetic needs float32 weights."""
+    return torch.float32 if compute_dtype == torch.float32 else frozen_dtype
+
+
 def _read_index(path: Path) -> Mapping[str, Any]:
     """model_index.json of an SD3 folder."""
     file = path / "model_index.json"
@@ -304,6 +352,15 @@ def _module(folder: Path, module_class: Any, dtype: torch.dtype) -> Any:
         raise ValueError(f"the weights lack {sorted(info['missing_keys'])[:4]}.")
     own_storages(module)
     return module.eval().requires_grad_(False)
+
+
+def _skeleton(folder: Path, dtype: torch.dtype) -> SD3Transformer2DModel:
+    """The network of a folder with its parameters on the meta device and its buffers real."""
+    config = SD3Transformer2DModel.load_config(folder, local_files_only=True)
+    assert isinstance(config, dict)
+    with init_empty_weights(include_buffers=False):
+        network: Any = SD3Transformer2DModel.from_config(config)
+    return network.to(dtype).eval().requires_grad_(False)
 
 
 def _tokenizer(folder: Path, tokenizer_class: Any) -> Any:

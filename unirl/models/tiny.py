@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from unirl.core.errors import DataError, ModelError
 from unirl.core.types import Conditioning
 from unirl.memory.movers import own_storages
 from unirl.models.base import DiffusionModel
-from unirl.models.tiny_dit import TinyDiT, TinyTokenizer, load_tiny_dit
+from unirl.models.tiny_dit import TinyDiT, TinyTokenizer, load_tiny_dit, load_tiny_skeleton
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class TinyModel(DiffusionModel):
     """Pixel-space flow model: the latents are the image in [-1, 1], so decoding is rounding."""
 
     def __init__(
-        self, network: TinyDiT, tokenizer: TinyTokenizer, compute_dtype: torch.dtype
+        self, path: Path, network: TinyDiT, tokenizer: TinyTokenizer, compute_dtype: torch.dtype
     ) -> None:
+        self._path = path
         self._network = network
         self._tokenizer = tokenizer
         self._compute_dtype = compute_dtype
@@ -44,15 +45,41 @@ class TinyModel(DiffusionModel):
         max_sequence_length: int,
         with_encoders: bool,
     ) -> TinyModel:
+        model = cls._read(load_tiny_dit, path, frozen_dtype, compute_dtype)
+        own_storages(model.network)
+        return model
+
+    @classmethod
+    def load_skeleton(
+        cls,
+        path: Path,
+        *,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        max_sequence_length: int,
+        with_encoders: bool,
+    ) -> TinyModel:
+        return cls._read(load_tiny_skeleton, path, frozen_dtype, compute_dtype)
+
+    @classmethod
+    def _read(
+        cls,
+        reader: Callable[[Path], tuple[TinyDiT, TinyTokenizer]],
+        path: Path,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+    ) -> TinyModel:
         try:
-            network, tokenizer = load_tiny_dit(path)
+            network, tokenizer = reader(path)
         except (FileNotFoundError, ValueError) as error:
             raise ModelError(f"model.path: {error}") from error
         # float32 arithmetic needs float32 weights.
         dtype = torch.float32 if compute_dtype == torch.float32 else frozen_dtype
         network = network.to(dtype).eval().requires_grad_(False)
-        own_storages(network)
-        return cls(network, tokenizer, compute_dtype)
+        return cls(path, network, tokenizer, compute_dtype)
+
+    def network_files(self) -> Sequence[Path]:
+        return (self._path,)
 
     @property
     def network(self) -> nn.Module:

@@ -16,11 +16,15 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -242,18 +246,38 @@ def save_tiny_dit(
 
 def load_tiny_dit(path: str | Path) -> tuple[TinyDiT, TinyTokenizer]:
     """Network with float32 weights, in evaluation mode, and tokenizer from a saved file."""
+    with _reading(path), safe_open(path, framework="pt") as file:
+        config, tokenizer = _description(file)
+        model = TinyDiT(config)
+        names = file.keys()
+        model.load_state_dict({name: file.get_tensor(name).float() for name in names})
+    return model.eval(), tokenizer
+
+
+def load_tiny_skeleton(path: str | Path) -> tuple[TinyDiT, TinyTokenizer]:
+    """Like load_tiny_dit, with all parameters on the meta device; buffers are real."""
+    with _reading(path), safe_open(path, framework="pt") as file:
+        config, tokenizer = _description(file)
+        with init_empty_weights(include_buffers=False):
+            model = TinyDiT(config)
+    return model.eval(), tokenizer
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"No tiny model at {path}. scripts/pretrain_tiny.py writes one.")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-        config = TinyDiTConfig(**json.loads(metadata["config"]))
-        tokenizer = TinyTokenizer(tuple(json.loads(metadata["vocabulary"])), config.num_tokens)
-        model = TinyDiT(config)
-        model.load_state_dict(state)
+        yield
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{path} is not a readable tiny model ({error}). Restore or rebuild the file."
         ) from error
-    return model.eval(), tokenizer
+
+
+def _description(file: Any) -> tuple[TinyDiTConfig, TinyTokenizer]:
+    """What the metadata of an open file says."""
+    metadata = file.metadata() or {}
+    config = TinyDiTConfig(**json.loads(metadata["config"]))
+    vocabulary = tuple(json.loads(metadata["vocabulary"]))
+    return config, TinyTokenizer(vocabulary, config.num_tokens)

@@ -64,10 +64,14 @@ class ResidencyPlanner:
         policy: ResidencyPolicy,
         moves: Mapping[Role, RoleMoves],
         record: Callable[[Transition], None],
+        wait_for_ranks: Callable[[], None],
     ) -> None:
+        """`wait_for_ranks` is called after each move: no rank uses memory that another still
+        fills."""
         self._policy = policy
         self._moves = dict(moves)
         self._record = record
+        self._wait_for_ranks = wait_for_ranks
         self._on_device = {role: INITIALLY_ON_DEVICE[role] for role in self._moves}
         self._seq = 0
 
@@ -78,6 +82,13 @@ class ResidencyPlanner:
     def is_on_device(self, role: Role) -> bool:
         """Whether a tracked role is on the device now; untracked roles always are, elsewhere."""
         return self._on_device.get(role, True)
+
+    @property
+    def plan(self) -> str:
+        """What decides all moves of a run; ranks with equal plans make equal moves."""
+        return ", ".join(
+            f"{role.value} {'parks' if self.parkable(role) else 'stays'}" for role in self._moves
+        )
 
     def enter(self, active: Role, preserve: Collection[Role] = ()) -> None:
         """Make room for `active`, then bring it onto the device.
@@ -127,4 +138,5 @@ class ResidencyPlanner:
         self._seq += 1
         transition = Transition(self._seq, move.role, move.to_device, cause, moved, seconds)
         self._record(transition)
+        self._wait_for_ranks()
         return transition

@@ -70,8 +70,7 @@ class RewardService:
     def score(self, rollout: Rollout) -> Rewards:
         """Rewards of all B samples.
 
-        Raises RewardError naming the scorer when it fails for good under the failure policy, or
-        when every group was dropped.
+        Raises RewardError naming the scorer when it fails for good under the failure policy.
         """
         self._require_on_device()
         records = rollout.request.sample_records
@@ -82,8 +81,6 @@ class RewardService:
             components[name] = scores
         valid = valid.view(-1, rollout.request.samples_per_prompt).all(dim=1)
         valid = valid.repeat_interleave(rollout.request.samples_per_prompt)
-        if not valid.any():
-            raise RewardError("every prompt group of this rollout was dropped by failed scores")
         total = torch.zeros(len(records))
         for name, weighted in self._scorers.items():
             total += weighted.weight * components[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -26,11 +27,14 @@ class TrainsideEngine(RolloutEngine):
         forward_batch_size: int,
         device: torch.device,
         train_version: Callable[[], int],
+        gathered: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        """`gathered` is entered around each generation."""
         self._model = model
         self._forward_batch_size = forward_batch_size
         self._device = device
         self._train_version = train_version
+        self._gathered = gathered
 
     def wake_up(self) -> Moved:
         return Moved(0)
@@ -44,4 +48,5 @@ class TrainsideEngine(RolloutEngine):
             raise WeightSyncError(
                 f"asked to sample from weight version {request.weight_version}, holding {held}"
             )
-        return sample_with_model(self._model, request, self._forward_batch_size, self._device)
+        with self._gathered():
+            return sample_with_model(self._model, request, self._forward_batch_size, self._device)

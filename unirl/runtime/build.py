@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,18 @@ from unirl.core.errors import ConfigError, UnirlError
 from unirl.core.types import PromptRecord
 from unirl.data.prompts import load_prompts
 from unirl.data.stream import PromptStream
+from unirl.distributed.agreement import require_same_settings
+from unirl.distributed.ranks import Ranks
 from unirl.models.base import DiffusionModel
-from unirl.models.lora import attach_lora
 from unirl.residency.planner import ResidencyPlanner, RoleMoves
 from unirl.residency.policy import ResidencyPolicy, Role
 from unirl.residency.trace import TransitionLog
 from unirl.reward.scorer import Scorer
 from unirl.reward.service import RewardService, WeightedScorer
 from unirl.rollout.engine import RolloutEngine
-from unirl.samplers.noise import seed_of
+from unirl.runtime.training_model import build_model, build_training_model
 from unirl.tracking.tracker import Tracker
+from unirl.train.backend import TrainBackend
 from unirl.train.stack import TrainStack
 from unirl.trainer.checkpoints import Checkpoints
 from unirl.trainer.clock import PhaseClock
@@ -36,8 +39,6 @@ from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
 from unirl.weight_sync.base import SharedWeights, WeightSync
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,12 @@ def build_trainer(
     transitions: TransitionLog,
     tracker: Tracker,
     should_stop: Callable[[], bool],
+    ranks: Ranks,
 ) -> DiffusionTrainer:
     """Wire the loop around loaded roles."""
-    planner = build_planner(config, roles, transitions)
-    phases = Phases(roles.engine, roles.reward, roles.sync, planner, PhaseClock())
+    planner = build_planner(config, roles, transitions, ranks)
+    require_same_settings({"residency plan": planner.plan}, ranks)
+    phases = Phases(roles.engine, roles.reward, roles.sync, planner, PhaseClock(), ranks)
     requests = RequestFactory(config, roles.stack.model)
     return DiffusionTrainer(
         config,
@@ -93,7 +96,7 @@ def load_all_prompts(config: RunConfig) -> Prompts:
     return Prompts(train, load_prompts(resolve_path(config.data.eval), "data.eval"))
 
 
-def build_roles(config: RunConfig, prompts: Prompts) -> Roles:
+def build_roles(config: RunConfig, prompts: Prompts, ranks: Ranks) -> Roles:
     """Reward first: its complaints are the cheapest to find."""
     device = pick_device(config.device)
     reward = build_reward(config)
@@ -104,16 +107,20 @@ def build_roles(config: RunConfig, prompts: Prompts) -> Roles:
     forward_batch_size = config.rollout.forward_batch_size
     sync = sync_name(config)
     if sync is None:
-        model = build_model(config, device, with_encoders=True)
+        model, backend = build_training_model(config, device, ranks, with_encoders=True)
         _check_prompts(model, prompts)
-        stack = build_stack(config, model, device)
-        engine = engine_class(model, forward_batch_size, device, lambda: stack.weight_version)
+        stack = build_stack(config, model, backend, device, ranks)
+        gathered = stack.gathered if config.rollout.unshard else nullcontext
+        engine = engine_class(
+            model, forward_batch_size, device, lambda: stack.weight_version, gathered
+        )
         return Roles(stack, engine, reward, SharedWeights(stack))
     # The engine parks itself before the trainer comes, so that both never share the device.
     rollout_model = build_model(config, device, with_encoders=True)
     _check_prompts(rollout_model, prompts)
     engine = engine_class(rollout_model, forward_batch_size, device)
-    stack = build_stack(config, build_model(config, device, with_encoders=False), device)
+    model, backend = build_training_model(config, device, ranks, with_encoders=False)
+    stack = build_stack(config, model, backend, device, ranks)
     sync_class = import_component(catalog.SYNCS[sync].path)
     return Roles(stack, engine, reward, sync_class(stack, engine, config.sync.verify))
 
@@ -123,41 +130,27 @@ def _check_prompts(model: DiffusionModel, prompts: Prompts) -> None:
     model.check_prompts([record.text for record in prompts.evaluation], "data.eval")
 
 
-def build_model(config: RunConfig, device: torch.device, with_encoders: bool) -> DiffusionModel:
-    """The model on `device`, with its adapter attached or all its network trainable."""
-    family: type[DiffusionModel] = _resolve(config.model.family, catalog.MODELS)
-    model = family.load(
-        resolve_path(config.model.path),
-        frozen_dtype=DTYPES[config.model.frozen_dtype],
-        compute_dtype=DTYPES[config.model.precision],
-        max_sequence_length=config.model.max_sequence_length,
-        with_encoders=with_encoders,
-    )
-    lora = config.stack.lora
-    if lora is None:
-        model.network.float().requires_grad_(True)
-    else:
-        targets = lora.target_modules or list(catalog.MODELS[config.model.family].lora_targets)
-        seed = seed_of(f"{config.seed}/lora")
-        attach_lora(model.network, lora.rank, lora.alpha, targets, seed)
-    for module in [model.network, *model.frozen_modules.values()]:
-        module.to(device)
-    return model
-
-
-def build_stack(config: RunConfig, model: DiffusionModel, device: torch.device) -> TrainStack:
+def build_stack(
+    config: RunConfig,
+    model: DiffusionModel,
+    backend: TrainBackend,
+    device: torch.device,
+    ranks: Ranks,
+) -> TrainStack:
     algorithm: Algorithm[Any] = _resolve(config.algorithm.path, catalog.ALGORITHMS)(
         config.algorithm
     )
     windows = config.num_rollouts // config.accumulate_rollouts
     return TrainStack(
         model,
+        backend,
         algorithm,
         config.stack,
         total_steps=windows * config.stack.num_updates_per_batch,
         latent_shape=model.latent_shape(config.sampling.height, config.sampling.width),
         seed=config.seed,
         device=device,
+        ranks=ranks,
     )
 
 
@@ -203,23 +196,24 @@ def _build_scorer(config: ScorerConfig, key: str) -> Scorer:
         ) from error
 
 
-def build_planner(config: RunConfig, roles: Roles, transitions: TransitionLog) -> ResidencyPlanner:
+def build_planner(
+    config: RunConfig, roles: Roles, transitions: TransitionLog, ranks: Ranks
+) -> ResidencyPlanner:
     """Tracks the roles that share the slab: train unless it samples by itself, rollout, reward."""
     moves = {Role.ROLLOUT: RoleMoves(roles.engine.wake_up, roles.engine.sleep)}
     if not roles.engine.capabilities.shares_train_weights:
         moves[Role.TRAIN] = RoleMoves(roles.stack.onload, roles.stack.offload)
     moves[Role.REWARD] = RoleMoves(roles.reward.onload, roles.reward.offload)
     policy = ResidencyPolicy(config.train_resident, config.rollout_resident, config.reward_resident)
-    return ResidencyPlanner(policy, moves, transitions.record)
+    return ResidencyPlanner(policy, moves, transitions.record, ranks.barrier)
 
 
 def pick_device(name: str) -> torch.device:
-    """Raises ConfigError when the device is not there."""
+    """`cuda` is this rank's GPU. Raises ConfigError when the device is not there."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        device = torch.empty(0, device=torch.device(name)).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(

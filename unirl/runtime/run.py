@@ -1,17 +1,30 @@
-"""Run a validated configuration in this process, from an empty directory to the last picture."""
+"""Run a validated configuration in this process, from an empty directory to the last picture.
+
+On several devices this process is one rank of the run, and all of them run this text. Rank 0 alone
+has console, files and trackers.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
+from unirl import __version__
 from unirl.checkpoint.state import read_trainer_state
+from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
+from unirl.distributed.agreement import require_same_settings, require_visible
+from unirl.distributed.group import joined
+from unirl.distributed.ranks import Ranks
+from unirl.distributed.watch import watching
 from unirl.residency.trace import TransitionLog
 from unirl.runtime.build import (
     Roles,
@@ -22,12 +35,12 @@ from unirl.runtime.build import (
 )
 from unirl.runtime.interrupt import GracefulStop
 from unirl.runtime.run_directory import RunDirectory
-from unirl.tracking.console import ConsoleSink, setup_logging, summary
+from unirl.tracking.console import ConsoleSink, setup_logging, setup_rank_logging, summary
 from unirl.tracking.jsonl import JsonlSink, read_rows
 from unirl.tracking.plots import save_curves
 from unirl.tracking.tracker import Sink, Tracker
 from unirl.tracking.wandb_sink import WandbSink
-from unirl.trainer.checkpoints import Checkpoints
+from unirl.trainer.checkpoints import Checkpoints, flatten
 from unirl.trainer.diffusion import TrainResult
 from unirl.trainer.requests import evaluation_params
 
@@ -43,13 +56,55 @@ def run(config: RunConfig) -> int:
         torch.set_num_threads(config.num_threads)
     console = Console()
     with ExitStack() as resources:
-        directory = resources.enter_context(RunDirectory(config))
-        source = directory.checkpoint_to_resume()
-        setup_logging(directory.path, console)
+        ranks = resources.enter_context(joined(config.num_devices, config.device))
         stop = resources.enter_context(GracefulStop())
-        result = _train(config, directory, source, console, stop, resources)
-        _finish(directory, result)
+        resources.enter_context(watching(ranks))
+        if ranks.world_size > 1:
+            require_same_settings(_common_settings(config), ranks)
+        directory = RunDirectory(config)
+        source = ranks.on_main(lambda: _claim(directory, resources))
+        _require_visible_folders(config, directory, source, ranks)
+        if ranks.is_main:
+            setup_logging(directory.path, console)
+        else:
+            setup_rank_logging(directory.path, ranks.rank)
+        result = _train(config, directory, source, console, stop, resources, ranks)
+        ranks.on_main(lambda: _finish(directory, result))
     return INTERRUPTED if result.interrupted else 0
+
+
+def _claim(directory: RunDirectory, resources: ExitStack) -> Path | None:
+    """Take the run directory for this run; the checkpoint to resume from."""
+    resources.enter_context(directory)
+    return directory.checkpoint_to_resume()
+
+
+def _common_settings(config: RunConfig) -> Mapping[str, object]:
+    """What must not differ between ranks: a rank that decides otherwise would wait for ever."""
+    files = {"data.train": config.data.train, "data.eval": config.data.eval}
+    digests = {
+        f"content of {key}": hashlib.sha256(resolve_path(path).read_bytes()).hexdigest()[:12]
+        for key, path in files.items()
+        if path is not None
+    }
+    versions = {"unirl version": __version__, "torch version": torch.__version__}
+    return {**flatten(config.model_dump(mode="json")), **digests, **versions}
+
+
+def _require_visible_folders(
+    config: RunConfig, directory: RunDirectory, source: Path | None, ranks: Ranks
+) -> None:
+    if source is not None:
+        require_visible(
+            source, "but each rank reads it. Set load_dir to a folder that all of them see.", ranks
+        )
+    if config.save_interval > 0 and config.save_format == "sharded":
+        require_visible(
+            directory.checkpoint_dir,
+            "but save_format=sharded lets each rank write into it. Set save_dir to a folder that "
+            "all of them see, or save_format=gathered.",
+            ranks,
+        )
 
 
 def _train(
@@ -59,27 +114,30 @@ def _train(
     console: Console,
     stop: GracefulStop,
     resources: ExitStack,
+    ranks: Ranks,
 ) -> TrainResult:
     """Everything that can be refused is loaded before the first row is written."""
-    prompts = load_all_prompts(config)
-    roles = build_roles(config, prompts)
+    prompts = ranks.together(lambda: load_all_prompts(config))
+    roles = ranks.together(lambda: build_roles(config, prompts, ranks))
     _announce(config, roles, directory)
     saved_run_id = read_trainer_state(source).wandb_run_id if source else None
-    checkpoints = Checkpoints(config, roles.stack, directory.checkpoint_dir, source)
+    checkpoints = Checkpoints(config, roles.stack, directory.checkpoint_dir, source, ranks)
     start = checkpoints.restore()
     if start >= config.num_rollouts:
         raise ConfigError(
             f"load_dir={config.load_dir}: {start} rollouts are done and num_rollouts="
             f"{config.num_rollouts} is the total. Raise num_rollouts to go on."
         )
-    directory.begin(start)
-    transitions = TransitionLog(directory.transitions_file)
+    ranks.on_main(lambda: directory.begin(start))
+    transitions = TransitionLog(directory.transitions_file if ranks.is_main else Path(os.devnull))
     resources.callback(transitions.close)
-    sinks: list[Sink] = [JsonlSink(directory.metrics_file), _console_sink(config, console, start)]
-    if config.logging.report_to_wandb:
-        wandb_sink = _wandb_sink(config, directory, saved_run_id)
-        checkpoints.wandb_run_id = wandb_sink.run_id
-        sinks.append(wandb_sink)
+    sinks: list[Sink] = []
+    if ranks.is_main:
+        sinks = [JsonlSink(directory.metrics_file), _console_sink(config, console, start)]
+        if config.logging.report_to_wandb:
+            wandb_sink = _wandb_sink(config, directory, saved_run_id)
+            checkpoints.wandb_run_id = wandb_sink.run_id
+            sinks.append(wandb_sink)
     tracker = resources.enter_context(Tracker(sinks))
     trainer = build_trainer(
         config,
@@ -89,7 +147,8 @@ def _train(
         directory.image_dir,
         transitions,
         tracker,
-        stop.requested,
+        lambda: ranks.any(stop.requested()),
+        ranks,
     )
     return trainer.train(start)
 

@@ -123,11 +123,29 @@ def setup_logging(run_dir: Path, console: Console) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         to_file = logging.FileHandler(path, encoding="utf-8")
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    _replace_handlers([to_file, _ConsoleHandler(console)])
+
+
+def setup_rank_logging(run_dir: Path, rank: int) -> None:
+    """Send warnings of a rank that has no console to `<run_dir>/logs/rank-<rank>.log`.
+
+    The file is made by the first warning.
+    """
+    path = run_dir / "logs" / f"rank-{rank}.log"
+    with output_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        to_file = logging.FileHandler(path, encoding="utf-8", delay=True)
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    to_file.setLevel(logging.WARNING)
+    _replace_handlers([to_file])
+
+
+def _replace_handlers(handlers: Sequence[logging.Handler]) -> None:
     for handler in list(_log.handlers):
         _log.removeHandler(handler)
         handler.close()
-    _log.addHandler(to_file)
-    _log.addHandler(_ConsoleHandler(console))
+    for handler in handlers:
+        _log.addHandler(handler)
     _log.setLevel(logging.DEBUG)
 
 

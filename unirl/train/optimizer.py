@@ -50,3 +50,19 @@ def moment_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
         for name, value in state.items()
         if name != "step" and isinstance(value, Tensor)
     ]
+
+
+def moments_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """AdamW's two moments of a parameter; made, as zeros, before the first step."""
+    state = optimizer.state[parameter]
+    if not state:
+        state["step"] = torch.tensor(0.0)
+        state["exp_avg"] = torch.zeros_like(parameter)
+        state["exp_avg_sq"] = torch.zeros_like(parameter)
+    return {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
+
+
+def set_optimizer_step(optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+    """What AdamW corrects the bias of young moments by."""
+    for state in optimizer.state.values():
+        state["step"] = torch.tensor(float(num_steps))

@@ -1,29 +1,57 @@
-"""The train role: trained weights, optimizer and the update loop, blind to the algorithm."""
+"""The train role: trained weights, optimizer and the update loop, blind to the algorithm.
+
+On several ranks each trains on its own samples; which samples form an optimizer step, and how its
+loss is averaged, is decided for all samples of all ranks.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unirl.algorithms.base import Algorithm, Rows
 from unirl.config.schema import StackConfig
 from unirl.core.components import FROZEN, Component, Moved, TensorComponent
 from unirl.core.errors import ModelError, ResidencyError
 from unirl.core.types import ScoredRollout, UpdateStats
+from unirl.distributed.ranks import Ranks
 from unirl.memory.movers import ComponentMover, module_components
 from unirl.models.base import DiffusionModel
 from unirl.models.lora import adapter_disabled, adapter_parameters
-from unirl.models.parameters import copy_into, require_fit
+from unirl.models.parameters import require_fit
 from unirl.samplers.noise import seed_of
-from unirl.train.optimizer import learning_rate_factor, make_optimizer, moment_tensors
+from unirl.tracking.pooling import pool_metrics
+from unirl.train.backend import TrainBackend, clip_gradients, write_share
+from unirl.train.optimizer import (
+    learning_rate_factor,
+    make_optimizer,
+    moment_tensors,
+    moments_of,
+    set_optimizer_step,
+)
 from unirl.weight_sync.payload import Probe, WeightPayload
 
 logger = logging.getLogger("unirl.train")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """This rank's rows of one optimizer step."""
+
+    slices: Sequence[Tensor]
+    """Row indices, at most micro_batch_size each; as many slices on every rank."""
+    num_fillers: int
+    """The last slices only keep the other ranks company: they do not count."""
+    num_rows: int
+    """Rows of the step on all ranks."""
 
 
 class TrainStack:
@@ -36,22 +64,29 @@ class TrainStack:
     def __init__(
         self,
         model: DiffusionModel,
+        backend: TrainBackend,
         algorithm: Algorithm[Any],
         config: StackConfig,
         total_steps: int,
         latent_shape: tuple[int, ...],
         seed: int,
         device: torch.device,
+        ranks: Ranks,
     ) -> None:
-        """`model` is on `device` with its adapter attached or its network requiring grad."""
+        """`model` is on `device` with its adapter attached or its network requiring grad, laid out
+        over the ranks as `backend` has it."""
         self.model = model
+        self._backend = backend
+        self._ranks = ranks
         self._algorithm = algorithm
         self._config = config
         self._total_steps = total_steps
         self._latent_shape = latent_shape
         self._seed = seed
         self._device = device
-        self._trained = {n: p for n, p in model.network.named_parameters() if p.requires_grad}
+        # Kept: while a sharded network is gathered, it has other parameters under these names.
+        self._parameters = dict(model.network.named_parameters())
+        self._trained = {n: p for n, p in self._parameters.items() if p.requires_grad}
         if not self._trained:
             raise ModelError("stack: nothing to train, no parameter of the network requires grad")
         self._optimizer = make_optimizer(self._trained.values(), config.optimizer)
@@ -69,7 +104,12 @@ class TrainStack:
         """Trained scalars."""
         return sum(parameter.numel() for parameter in self._trained.values())
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """Keeps sharded weights gathered, for a generation with them."""
+        return self._backend.gathered()
+
     def offload(self) -> Moved:
+        self._backend.settle()
         moved = self._mover.offload()
         self._is_parked = True
         return moved
@@ -80,15 +120,19 @@ class TrainStack:
         return moved
 
     def _components(self) -> list[Component]:
-        network = self.model.network
-        frozen = [p for name, p in network.named_parameters() if name not in self._trained]
+        network, local = self.model.network, self._backend.local
+        frozen = [p for name, p in self._parameters.items() if name not in self._trained]
         components: list[Component] = [
-            TensorComponent("train.base", lambda: frozen, lambda: FROZEN),
+            TensorComponent("train.base", lambda: map(local, frozen), lambda: FROZEN),
             TensorComponent(
-                "train.trained", lambda: list(self._trained.values()), lambda: self._num_writes
+                "train.trained",
+                lambda: map(local, self._trained.values()),
+                lambda: self._num_writes,
             ),
             TensorComponent(
-                "train.optimizer", lambda: moment_tensors(self._optimizer), lambda: self._num_writes
+                "train.optimizer",
+                lambda: map(local, moment_tensors(self._optimizer)),
+                lambda: self._num_writes,
             ),
             TensorComponent("train.buffers", lambda: list(network.buffers()), lambda: None),
         ]
@@ -101,78 +145,112 @@ class TrainStack:
     def update(self, scored: Sequence[ScoredRollout]) -> list[UpdateStats]:
         """Train on one window of rollouts: num_updates_per_batch optimizer steps.
 
-        The samples are split into that many consecutive parts. The anchor of all parts is fixed
-        before the first step, in the very slices the steps will use.
+        The samples are split into that many parts. The anchor of all parts is fixed before the
+        first step, in the very slices the steps will use. Collective: all ranks get the same.
         """
         self._require_on_device("update")
         rows = self._algorithm.rows(scored)
-        parts = self._split(rows, num_samples=sum(len(one) for one in scored))
+        filler = torch.tensor([len(rows)], device=rows.sample_index.device)
+        parts = self._split(rows, scored, filler)
+        if any(part.num_fillers for part in parts):
+            rows = rows.select(torch.arange(len(rows) + 1, device=filler.device) % len(rows))
         rows, anchor_metrics = self._algorithm.anchor(
-            self.model, rows, [index for part in parts for index in part]
+            self.model, rows, [index for part in parts for index in part.slices]
         )
         stats = [self._step(rows, part) for part in parts]
-        first = UpdateStats({**stats[0].metrics, **anchor_metrics}, stats[0].skipped)
+        pooled = pool_metrics(self._ranks.gather(anchor_metrics))
+        first = UpdateStats({**stats[0].metrics, **pooled}, stats[0].skipped)
         return [first, *stats[1:]]
 
-    def _split(self, rows: Rows, num_samples: int) -> list[list[Tensor]]:
-        """Row indices: one list per optimizer step, of slices of at most micro_batch_size rows."""
-        num_parts = self._config.num_updates_per_batch
-        part_of_row = self._places(num_samples)[rows.sample_index] * num_parts // num_samples
-        parts = [torch.nonzero(part_of_row == part).flatten() for part in range(num_parts)]
-        return [list(part.split(self._config.micro_batch_size)) for part in parts if len(part)]
+    def _split(self, rows: Rows, scored: Sequence[ScoredRollout], filler: Tensor) -> list[_Part]:
+        """This rank's rows of each optimizer step.
 
-    def _places(self, num_samples: int) -> Tensor:
-        """[num_samples] each sample's place in the order that is cut into parts."""
+        A sample's place in the order that is cut into parts, and so its part, depends on the
+        samples of all ranks. Rows of samples that are not valid are left out. `filler` is the index
+        of a row for ranks that have less to do than another one.
+        """
+        num_parts, size = self._config.num_updates_per_batch, self._config.micro_batch_size
+        starts = np.cumsum([0, *(one.num_samples for one in scored)]).tolist()
+        samples = torch.cat([s + one.places for s, one in zip(starts, scored, strict=False)])
+        valid = torch.cat([one.rewards.valid for one in scored])[samples]
+        group_size = scored[0].request.samples_per_prompt
+        places = self._places(starts[-1] // group_size, group_size)[samples]
+        part_of_sample = torch.where(valid, places * num_parts // starts[-1], -1)
+        part_of_row = part_of_sample.to(rows.sample_index.device)[rows.sample_index]
+        own = [torch.nonzero(part_of_row == part).flatten() for part in range(num_parts)]
+        counts = self._ranks.gather([len(index) for index in own])
+        parts = []
+        for index, rank_counts in zip(own, zip(*counts, strict=True), strict=True):
+            slices = list(index.split(size)) if len(index) else []
+            num_fillers = max(-(-count // size) for count in rank_counts) - len(slices)
+            if sum(rank_counts):
+                parts.append(
+                    _Part([*slices, *[filler] * num_fillers], num_fillers, sum(rank_counts))
+                )
+        return parts
+
+    def _places(self, num_groups: int, group_size: int) -> Tensor:
+        """[num_groups * group_size] each sample's place in the order that is cut into parts.
+
+        Shuffled, each part takes equally many samples of every group, drawn at random.
+        """
         if not self._config.shuffle_updates:
-            return torch.arange(num_samples, device=self._device)
+            return torch.arange(num_groups * group_size)
         # A function of seed and step, so that a resumed run draws the same parts.
         generator = torch.Generator().manual_seed(seed_of(f"{self._seed}/parts/{self._num_steps}"))
-        return torch.randperm(num_samples, generator=generator).to(self._device)
+        turns = torch.rand(num_groups, group_size, generator=generator).argsort(dim=1)
+        groups = torch.randperm(num_groups, generator=generator)
+        return (turns * num_groups + groups[:, None]).flatten()
 
-    def _step(self, rows: Rows, slices: Sequence[Tensor]) -> UpdateStats:
-        """One optimizer step on the mean loss over the rows of all slices."""
-        num_rows = sum(len(index) for index in slices)
-        details: list[Mapping[str, Tensor]] = []
-        for index in slices:
-            losses = self._algorithm.loss(self.model, rows.select(index))
-            (losses.loss.sum() / num_rows).backward()
-            details.append(losses.details)
-        joined = {name: torch.cat([d[name] for d in details]) for name in details[0]}
-        grad_norm = self._clip_gradients()
+    def _step(self, rows: Rows, part: _Part) -> UpdateStats:
+        """One optimizer step on the mean loss over the rows of all slices of all ranks."""
+        details = self._backward(rows, part)
+        trained = list(self._trained.values())
+        self._backend.reduce_gradients(trained)
+        norm = self._backend.gradient_norm(trained)
+        grad_norm = float(norm)
         skipped = self._reason_to_skip(grad_norm)
         learning_rate = self._apply_learning_rate()
         if skipped is None:
+            clip_gradients(self._backend, trained, norm, self._config.max_grad_norm)
             self._optimizer.step()
             self._num_steps += 1
             self._num_writes += 1
-        else:
+        elif self._ranks.is_main:
             logger.warning("optimizer step skipped: %s", skipped)
         # Gradients are dropped here, not before the next backward, so parking never carries them.
         self._optimizer.zero_grad(set_to_none=True)
         metrics = {
-            **self._algorithm.metrics(joined),
+            **self._algorithm.metrics(details),
             "grad_norm": grad_norm,
             "lr": learning_rate,
-            "skipped_steps": float(skipped is not None),
         }
         return UpdateStats(metrics, skipped)
 
-    def _clip_gradients(self) -> float:
-        """Global norm before clipping."""
-        norm = nn.utils.get_total_norm(
-            [p.grad for p in self._trained.values() if p.grad is not None]
-        )
-        if norm.isfinite():  # scaling by a NaN would hide which gradients it came from
-            nn.utils.clip_grads_with_norm_(self._trained.values(), self._config.max_grad_norm, norm)
-        return float(norm)
+    def _backward(self, rows: Rows, part: _Part) -> dict[str, Tensor]:
+        """Gradients of the step; returns the details of all its rows, of all ranks."""
+        details: list[Mapping[str, Tensor]] = []
+        num_own = len(part.slices) - part.num_fillers
+        for number, index in enumerate(part.slices):
+            losses = self._algorithm.loss(self.model, rows.select(index))
+            scale = self._backend.loss_scale if number < num_own else 0.0
+            self._backend.before_backward(is_last=number + 1 == len(part.slices))
+            (losses.loss.sum() * (scale / part.num_rows)).backward()
+            if number < num_own:
+                details.append({name: value.cpu() for name, value in losses.details.items()})
+        every = [one for of_rank in self._ranks.gather(details) for one in of_rank]
+        return {name: torch.cat([one[name] for one in every]) for name in every[0]}
 
     def _reason_to_skip(self, grad_norm: float) -> str | None:
+        """The same on every rank, since the norm is."""
         if not math.isfinite(grad_norm):
-            names = [
+            bad = [
                 name
                 for name, parameter in self._trained.items()
-                if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+                if parameter.grad is not None
+                and not bool(self._backend.local(parameter.grad).isfinite().all())
             ]
+            names = sorted({name for names in self._ranks.gather(bad) for name in names})
             return f"non-finite gradient (norm {grad_norm}) in {', '.join(names) or 'the norm'}"
         if grad_norm == 0:  # the moments alone would still move the weights
             return "zero gradient: every group has equal rewards"
@@ -189,11 +267,14 @@ class TrainStack:
 
     @torch.no_grad()
     def read_weights(self, *, adapter: bool, with_probe: bool) -> WeightPayload:
-        """Host copies of the adapter or of all network weights, float32 where trained."""
+        """Host copies of the adapter or of all network weights, float32 where trained.
+
+        Collective: every rank gets whole tensors.
+        """
         self._require_on_device("read weights")
-        network = self.model.network
-        source = adapter_parameters(network) if adapter else dict(network.named_parameters())
-        tensors = {name: p.detach().to("cpu", copy=True) for name, p in source.items()}
+        self._backend.settle()
+        source = adapter_parameters(self.model.network) if adapter else self._parameters
+        tensors = {name: self._backend.whole(parameter) for name, parameter in source.items()}
         probe = self._make_probe() if with_probe else None
         return WeightPayload(self.weight_version, tensors, is_adapter=adapter, probe=probe)
 
@@ -209,38 +290,72 @@ class TrainStack:
         return Probe(latents, sigma, conditioning.to("cpu"), velocity, base_velocity)
 
     def state_tensors(self, adapter_only: bool) -> dict[str, Tensor]:
-        """The weights a checkpoint holds: trained ones, or the whole network."""
+        """The weights a checkpoint holds, whole: trained ones, or the whole network. Collective."""
         self._require_on_device("save")
-        source = self._trained if adapter_only else dict(self.model.network.named_parameters())
-        return {name: p.detach().to("cpu", copy=True) for name, p in source.items()}
+        self._backend.settle()
+        source = self._trained if adapter_only else self._parameters
+        return {name: self._backend.whole(parameter) for name, parameter in source.items()}
 
     def optimizer_state(self) -> dict[str, Any]:
+        """AdamW's state with whole tensors, and the steps taken. Collective."""
         self._require_on_device("save")
-        return {"optimizer": self._optimizer.state_dict(), "num_steps": self._num_steps}
+        state = self._optimizer.state_dict()
+        whole = {
+            index: {name: self._backend.whole(value) for name, value in moments.items()}
+            for index, moments in state["state"].items()
+        }
+        return {"optimizer": {**state, "state": whole}, "num_steps": self._num_steps}
 
     def load_state(self, tensors: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]) -> None:
-        """Restore what `state_tensors` and `optimizer_state` gave.
+        """Restore what `state_tensors` and `optimizer_state` gave, on any number of ranks.
 
         Raises ModelError, with nothing written, when they do not fit.
         """
         self._require_on_device("load")
-        parameters = dict(self.model.network.named_parameters())
-        expected = self._trained if tensors.keys() == self._trained.keys() else parameters
+        self._backend.settle()
+        names = self._trained.keys() == tensors.keys()
+        expected = self._trained if names else self._parameters
         require_fit(expected, tensors)
         trained = list(self._trained.values())
         for index, state in optimizer_state["optimizer"]["state"].items():
             if index >= len(trained) or state["exp_avg"].shape != trained[index].shape:
                 raise ModelError(f"the optimizer state does not fit at trained tensor {index}")
-        copy_into(expected, tensors)
+        for name, parameter in expected.items():
+            write_share(self._backend, parameter, tensors[name])
         # The moments only: learning rate, betas and decay are this run's own settings.
         own_groups = self._optimizer.state_dict()["param_groups"]
-        # Copies, because the memory of a tensor that torch.load made cannot be parked.
         moments = {
-            index: {name: value.clone() for name, value in state.items()}
+            index: {
+                name: value.clone()
+                if name == "step"
+                else self._backend.share_of(value, like=trained[index])
+                for name, value in state.items()
+            }
             for index, state in optimizer_state["optimizer"]["state"].items()
         }
         self._optimizer.load_state_dict({"state": moments, "param_groups": own_groups})
         self._num_steps = optimizer_state["num_steps"]
+        self._num_writes += 1
+
+    def sharded_state(self, adapter_only: bool) -> dict[str, Tensor]:
+        """Weights and moments under `weights.<name>`, `exp_avg.<name>`, ..., as they lie here.
+
+        A sharded save writes these tensors; a sharded load reads into them, which makes the
+        moments if there were none.
+        """
+        self._require_on_device("save")
+        self._backend.settle()
+        source = self._trained if adapter_only else self._parameters
+        state = {f"weights.{name}": parameter.detach() for name, parameter in source.items()}
+        for name, parameter in self._trained.items():
+            for moment, tensor in moments_of(self._optimizer, parameter).items():
+                state[f"{moment}.{name}"] = tensor
+        return state
+
+    def finish_sharded_load(self, num_steps: int) -> None:
+        """After tensors of `sharded_state` were read from a checkpoint at this optimizer step."""
+        set_optimizer_step(self._optimizer, num_steps)
+        self._num_steps = num_steps
         self._num_writes += 1
 
     def _require_on_device(self, action: str) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unirl.checkpoint.state import TrainerState, read_trainer_state, restore, write_state
+from unirl.checkpoint.state import Format, TrainerState, read_trainer_state, restore, write_state
 from unirl.checkpoint.store import CheckpointStore
+from unirl.checkpoint.together import save_together
 from unirl.config.schema import RunConfig
+from unirl.distributed.ranks import Ranks
 from unirl.train.stack import TrainStack
 
 logger = logging.getLogger("unirl.checkpoint")
@@ -27,7 +29,10 @@ NEUTRAL_KEYS = (
     "save_interval",
     "save_dir",
     "save_mode",
+    "save_format",
     "load_dir",
+    "num_devices",
+    "backend",
     "logging",
 )
 """Keys that may differ on a resume without making it another run."""
@@ -42,6 +47,7 @@ class Checkpoints:
         stack: TrainStack,
         directory: Path,
         source: Path | None,
+        ranks: Ranks,
     ) -> None:
         """`source` is the verified checkpoint folder to resume from."""
         self.wandb_run_id: str | None = None
@@ -49,15 +55,20 @@ class Checkpoints:
         self._stack = stack
         self._store = CheckpointStore(directory)
         self._source = source
+        self._ranks = ranks
         lora = config.stack.lora is not None
-        self._adapter_only = config.save_mode == "adapter" or (config.save_mode == "auto" and lora)
+        self._format = Format(
+            adapter_only=config.save_mode == "adapter" or (config.save_mode == "auto" and lora),
+            sharded=config.save_format == "sharded",
+        )
 
     def restore(self) -> int:
         """Load the checkpoint to resume from; returns the rollout id to go on with."""
         if self._source is None:
             return 0
-        state = read_trainer_state(self._source)
-        restore(self._source, self._stack)
+        source = self._source
+        state = self._ranks.together(lambda: read_trainer_state(source))
+        self._ranks.together(lambda: restore(source, self._stack, self._ranks))
         for line in changed_keys(state.config, self._config.model_dump(mode="json")):
             logger.warning("resuming with another setting than the run was saved with: %s", line)
         logger.info("resumed from %s at rollout %d", self._source, state.rollouts_done)
@@ -71,24 +82,29 @@ class Checkpoints:
         )
 
     def save(self, rollouts_done: int) -> Path:
-        """Write checkpoint-<rollouts_done>; the train stack must be on the device."""
+        """Write checkpoint-<rollouts_done>; the train stack must be on the device.
+
+        All ranks together: rank 0 makes the folder and gives it its final name, once every rank
+        has written its part. Raises CheckpointError on all ranks when one cannot write.
+        """
         state = TrainerState(
             rollouts_done=rollouts_done,
             optimizer_step=self._stack.weight_version,
             wandb_run_id=self.wandb_run_id,
             config=self._config.model_dump(mode="json"),
         )
-        path = self._store.save(
-            rollouts_done,
-            lambda folder: write_state(folder, self._stack, state, self._adapter_only),
-        )
+
+        def write(folder: Path) -> None:
+            write_state(folder, self._stack, state, self._format, self._ranks)
+
+        path = save_together(self._store, rollouts_done, write, self._ranks)
         logger.info("saved %s", path)
         return path
 
 
 def changed_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`key: old -> new` for every setting that differs and is not neutral."""
-    old, new = _flatten(saved), _flatten(now)
+    old, new = flatten(saved), flatten(now)
     neutral = set(NEUTRAL_KEYS)
     if new["stack.scheduler.type"] != "constant" and new["stack.scheduler.total_steps"] is None:
         neutral.remove("num_rollouts")  # the learning rate ends with the run
@@ -99,11 +115,12 @@ def changed_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            flat.update(_flatten(value, f"{prefix}{key}."))
+            flat.update(flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat

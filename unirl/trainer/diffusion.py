@@ -3,8 +3,9 @@
     rollout -> reward -> advantage -> optimizer step -> evaluate -> save
 
 One slab of devices is shared by three roles: the train stack, the rollout engine and the reward
-service. This file says what happens in which order; who is on the device when is decided by the
-`ResidencyPlanner`, which the phases tell what comes next.
+service. Each device is driven by a rank of its own, which runs this same text. This file says what
+happens in which order; who is on the device when is decided by the `ResidencyPlanner`, which the
+phases tell what comes next.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from unirl.algorithms.advantage import reward_advantages
 from unirl.config.schema import RunConfig
 from unirl.core.types import ScoredRollout
 from unirl.data.stream import PromptStream
+from unirl.distributed.sharding import own_prompts, sample_places
 from unirl.residency.policy import Role
 from unirl.residency.trace import TransitionLog
 from unirl.tracking.tracker import Row, Tracker
@@ -120,7 +122,7 @@ class DiffusionTrainer:
         request = self._requests.training(rollout_id, self._prompts.batch(rollout_id))
         sync_due = sync_is_due(rollout_id, config.weight_sync_interval, self._resumed_at)
         rollout = self._phases.generate(request, sync_weights=sync_due)
-        rewards = self._phases.score(rollout)
+        rewards = self._phases.score(request, rollout)
         advantages = reward_advantages(
             rewards,
             self._reward_weights,
@@ -129,11 +131,13 @@ class DiffusionTrainer:
             use_global_std=config.adv_use_global_std,
             clip_max=config.algorithm.adv_clip_max,
         )
+        prompts = own_prompts(len(request.prompts), self._phases.ranks)
         return ScoredRollout(
             rollout.request,
             rollout.trajectory,
             rollout.conditioning,
             rollout.negative_conditioning,
+            sample_places(prompts, request.samples_per_prompt),
             rewards,
             advantages,
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unirl.config.schema import RunConfig
 from unirl.core.types import PromptBatch, PromptRecord, Rewards, Rollout
+from unirl.distributed.sharding import join_samples
 from unirl.residency.policy import Role
 from unirl.tracking.files import replacing
 from unirl.tracking.media import save_before_after, save_grid
@@ -62,15 +63,17 @@ class Evaluator:
             for chunk in _chunks(self._records, self._config.eval_chunk_prompts):
                 if self._should_stop():
                     break
-                rollout = self._run_chunk(chunk, averages, sync_weights, keep_awake)
-                shown.append(_first_of_each_prompt(rollout))
+                shown.append(self._run_chunk(chunk, averages, sync_weights, keep_awake))
         except BaseException as error:
             self._phases.sleep_after_failure(error)
             raise
         self._phases.residency.set(Role.ROLLOUT, on_device=False)
         if len(shown) * self._config.eval_chunk_prompts < len(self._records):
             return None
-        return Evaluation(averages.metrics(), self._gallery.save(step, shown, self._records))
+        pictures = self._phases.ranks.on_main(
+            lambda: self._gallery.save(step, shown, self._records)
+        )
+        return Evaluation(averages.metrics(), pictures)
 
     def _run_chunk(
         self,
@@ -78,12 +81,21 @@ class Evaluator:
         averages: _Averages,
         sync_weights: bool,
         keep_awake: bool,
-    ) -> Rollout:
+    ) -> Tensor:
         request = self._requests.evaluation(PromptBatch(chunk))
         rollout = self._phases.generate(request, sync_weights=sync_weights, keep_awake=keep_awake)
-        rewards = self._phases.score(rollout, preserve=[Role.ROLLOUT] if keep_awake else [])
-        averages.add(rewards, self._phases.judge(rollout))
-        return rollout
+        kept = [Role.ROLLOUT] if keep_awake else []
+        rewards = self._phases.score(request, rollout, preserve=kept)
+        averages.add(rewards, self._phases.judge(request, rollout))
+        return self._first_of_each_prompt(rollout, len(chunk))
+
+    def _first_of_each_prompt(self, rollout: Rollout, num_prompts: int) -> Tensor:
+        """[P, 3, H, W] one image of each prompt that the gallery can show, of all ranks."""
+        own = rollout.images[:: rollout.request.samples_per_prompt]
+        num_shown = min(num_prompts, self._config.logging.media_max_items)
+        ranks = self._phases.ranks
+        turns = -(-num_shown // ranks.world_size)
+        return join_samples(ranks.gather(own[:turns]), num_shown)
 
 
 class _Averages:
@@ -140,11 +152,6 @@ class Gallery:
         count = min(len(first), len(images))  # a resumed run may show another number
         save_before_after(first[:count], images[:count], captions[:count], pair, self._scale)
         return [grid, pair]
-
-
-def _first_of_each_prompt(rollout: Rollout) -> Tensor:
-    """[P, 3, H, W]."""
-    return rollout.images[:: rollout.request.samples_per_prompt]
 
 
 def _chunks(records: Sequence[PromptRecord], size: int) -> list[tuple[PromptRecord, ...]]:

@@ -1,7 +1,8 @@
 """The phases every rollout goes through, in training and in evaluation alike.
 
 This is the one place that tells the residency planner which role works next and when weights are
-read, pushed and slept on.
+read, pushed and slept on. On several ranks each generates and scores its own part of a request;
+scores are those of all its samples, the same on every rank.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from unirl.core.errors import RewardError
 from unirl.core.types import Rewards, Rollout, RolloutRequest
+from unirl.distributed.ranks import Ranks
+from unirl.distributed.sharding import join_samples, own_part
 from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import Role
 from unirl.reward.service import RewardService
@@ -29,11 +33,12 @@ class Phases:
     sync: WeightSync
     residency: ResidencyPlanner
     clock: PhaseClock
+    ranks: Ranks
 
     def generate(
         self, request: RolloutRequest, *, sync_weights: bool, keep_awake: bool = False
     ) -> Rollout:
-        """Sample the request, after a weight sync when asked.
+        """Sample this rank's part of the request, after a weight sync when asked.
 
         The engine sleeps afterwards unless it is pinned or `keep_awake`; after a failure it sleeps
         in any case unless it is pinned. The trainer is not brought back: the next phase decides.
@@ -46,7 +51,8 @@ class Phases:
                 if sync_weights:
                     self._load_weights()
                 version = self.sync.published_version
-                rollout = self.engine.generate(replace(request, weight_version=version))
+                own = own_part(replace(request, weight_version=version), self.ranks)
+                rollout = self.engine.generate(own)
             except BaseException as error:
                 self.sleep_after_failure(error)
                 raise
@@ -54,16 +60,43 @@ class Phases:
                 self.residency.set(Role.ROLLOUT, on_device=False)
         return rollout
 
-    def score(self, rollout: Rollout, preserve: Collection[Role] = ()) -> Rewards:
-        """Run the reward phase; roles in `preserve` stay on the device through it."""
+    def score(
+        self, request: RolloutRequest, rollout: Rollout, preserve: Collection[Role] = ()
+    ) -> Rewards:
+        """Rewards of all samples of the request; roles in `preserve` stay on the device meanwhile.
+
+        Raises RewardError on all ranks when a scorer fails for good on one, or when every group
+        was dropped.
+        """
         with self.clock.phase("reward"):
             self.residency.enter(Role.REWARD, preserve)
-            return self.reward.score(rollout)
+            own = self.ranks.together(lambda: self.reward.score(rollout))
+            rewards = self._join_rewards(own, len(request.prompts))
+        if not rewards.valid.any():
+            raise RewardError("every prompt group of this rollout was dropped by failed scores")
+        return rewards
 
-    def judge(self, rollout: Rollout) -> Mapping[str, Tensor]:
-        """Scores of the judges; belongs to the reward phase that `score` entered."""
+    def judge(self, request: RolloutRequest, rollout: Rollout) -> Mapping[str, Tensor]:
+        """Judges' scores of all samples; belongs to the reward phase that `score` entered.
+
+        A judge that failed on one rank is left out on all.
+        """
         with self.clock.phase("reward"):
-            return self.reward.judge(rollout)
+            parts = self.ranks.gather(dict(self.reward.judge(rollout)))
+        names = [name for name in parts[0] if all(name in part for part in parts)]
+        num_prompts = len(request.prompts)
+        return {name: join_samples([part[name] for part in parts], num_prompts) for name in names}
+
+    def _join_rewards(self, own: Rewards, num_prompts: int) -> Rewards:
+        parts = self.ranks.gather(own)
+        return Rewards(
+            total=join_samples([part.total for part in parts], num_prompts),
+            components={
+                name: join_samples([part.components[name] for part in parts], num_prompts)
+                for name in own.components
+            },
+            valid=join_samples([part.valid for part in parts], num_prompts),
+        )
 
     def _stage_adapter(self) -> None:
         """Read the adapter while the trainer can still be read, when it is about to be parked.
@@ -82,7 +115,12 @@ class Phases:
             self.sync.sync()
 
     def sleep_after_failure(self, error: BaseException) -> None:
-        """Free the device after a failed generate; a second failure must not hide the first."""
+        """Free the device after a failed generate; a second failure must not hide the first.
+
+        Not on several ranks: they end together, and moving would wait for the others in vain.
+        """
+        if self.ranks.world_size > 1:
+            return
         try:
             self.residency.set(Role.ROLLOUT, on_device=False)
         except Exception as second:

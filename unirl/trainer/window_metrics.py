@@ -1,4 +1,4 @@
-"""Metrics of one window, pooled over its rollouts and optimizer steps."""
+"""Metrics of one window, over the samples of all ranks, its rollouts and optimizer steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unirl.core.types import ScoredRollout, UpdateStats
+from unirl.tracking.pooling import pool_metrics
 
 
 def rollout_metrics(scored: Sequence[ScoredRollout]) -> dict[str, float]:
@@ -32,19 +33,10 @@ def rollout_metrics(scored: Sequence[ScoredRollout]) -> dict[str, float]:
 
 
 def train_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
-    """`train/*`: extremes over the window's optimizer steps, sums of counts, means of the rest."""
-    pooled = {}
-    for name in updates[0].metrics:
-        values = [update.metrics[name] for update in updates if name in update.metrics]
-        if name.endswith("_min"):
-            pooled[f"train/{name}"] = min(values)
-        elif name.endswith("_max"):
-            pooled[f"train/{name}"] = max(values)
-        elif name == "skipped_steps":
-            pooled[f"train/{name}"] = sum(values)
-        else:
-            pooled[f"train/{name}"] = sum(values) / len(values)
-    return pooled
+    """`train/*`, pooled over the window's optimizer steps; skipped ones are counted."""
+    pooled = pool_metrics([update.metrics for update in updates])
+    pooled["skipped_steps"] = float(sum(update.skipped is not None for update in updates))
+    return {f"train/{name}": value for name, value in pooled.items()}
 
 
 def _spread(name: str, values: Tensor) -> dict[str, float]:

@@ -150,12 +150,6 @@ def test_a_window_of_rollouts_counts_its_samples_on_and_keeps_their_own_steps(mo
     assert torch.equal(grpo.loss(model, together).loss, grpo.loss(model, apart).loss)
 
 
-def test_groups_that_failed_give_no_rows(model):
-    valid = torch.tensor([False] * 4 + [True] * 4)
-    rows = algorithm().rows([roll_out(model, valid), roll_out(model, key="other")])
-    assert rows.sample_index.tolist() == [*range(4, 8)] * 2 + [*range(8, 16)] * 2
-
-
 # --- the anchor -----------------------------------------------------------------------------------
 
 

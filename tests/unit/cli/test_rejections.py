@@ -185,9 +185,31 @@ REJECTIONS = [
     (["run_name=../elsewhere"], "run_name", ["below output_dir=runs"]),
     (["run_name=''"], "run_name", ["must name a folder"]),
     (["device=gpu"], "device", ["cuda:<n>"]),
+    # Several devices
+    (
+        ["batch_size=8", "num_devices=3"],
+        "num_devices",
+        ["batch_size 8 / num_devices 3 = 2.67", "batch_size=9", "num_devices to 2 or 4"],
+    ),
+    (
+        ["num_devices=4", "backend.mesh=hybrid"],
+        "backend.shard_size",
+        ["is null", "backend.mesh=hybrid needs"],
+    ),
+    (
+        ["num_devices=4", "backend={mesh:hybrid,shard_size:3}"],
+        "backend.shard_size",
+        ["num_devices 4 / backend.shard_size 3 = 1.33"],
+    ),
+    (["num_devices=2", "device=cuda:1"], "device", ["one device for num_devices=2 ranks"]),
+    (["backend.shard_size=2"], "backend.shard_size", ["backend.mesh=full has no shard groups"]),
+    (
+        ["rollout.engine=replica", "rollout.unshard=true"],
+        "rollout.unshard",
+        ["rollout.engine=replica has whole weights", "rollout.unshard=false"],
+    ),
     # Not in this version
     (["layout=separate", "rollout.engine=replica"], "layout", ["not available in this version"]),
-    (["num_devices=2"], "num_devices", ["not available in this version", "num_devices=1"]),
     (["reward_fraction=0.2"], "reward_fraction", ["not available in this version"]),
 ]
 
@@ -248,11 +270,11 @@ def test_only_the_first_reason_against_parking_the_train_stack_is_given() -> Non
 
 
 def test_what_this_version_lacks_is_said_last() -> None:
-    asked = ["num_devices=2", "reward_fraction=0.5", "layout=separate", "sampling.eta=0"]
+    asked = ["reward_fraction=0.5", "layout=separate", "sampling.eta=0"]
     _, problems = compose_and_check("quickstart", [*PLAIN, *asked])
     not_available = ["not available" in problem.message for problem in problems]
     assert not_available == sorted(not_available)
-    assert sum(not_available) == 3
+    assert sum(not_available) == 2
 
 
 def test_a_wrong_value_causes_no_further_verdicts_about_its_default() -> None:

@@ -53,7 +53,7 @@ class PlannerMachine(RuleBasedStateMachine):
         self.records: list[Transition] = []
         self.log: list[str] = []
         self.planner = self.planner_class(
-            policy(*parked), self.roles.role_moves(), self.records.append
+            policy(*parked), self.roles.role_moves(), self.records.append, lambda: None
         )
 
     def _request(self, request) -> list[str]:

@@ -217,12 +217,6 @@ def test_groups_dropped_by_different_scorers_add_up(rollout):
     assert rewards.valid.tolist() == [False] * 8 + [True] * 4
 
 
-def test_a_rollout_without_any_group_left_is_an_error(rollout):
-    broken = service({"a": (constant(NAN), 1.0)}, on_failure="drop_group")
-    with pytest.raises(RewardError, match="every prompt group"):
-        broken.score(rollout)
-
-
 def test_an_interrupt_is_not_taken_for_a_failing_scorer(rollout):
     def interrupted(images: Tensor, records: Sequence[PromptRecord]) -> Any:
         raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,7 @@ from unirl.weight_sync.payload import Probe, WeightPayload
 def trainside(version: Callable[[], int] = lambda: 0, **model: Any) -> TrainsideEngine:
     tiny = tiny_model(**model)
     randomize_adapter(tiny)
-    return TrainsideEngine(tiny, 0, CPU, version)
+    return TrainsideEngine(tiny, 0, CPU, version, nullcontext)
 
 
 def replica(forward_batch_size: int = 0, **model: Any) -> ReplicaEngine:

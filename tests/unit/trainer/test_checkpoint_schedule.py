@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from builders import run_config
 
+from unirl.distributed.ranks import OneRank
 from unirl.trainer.checkpoints import Checkpoints, changed_keys
 
 
 def checkpoints(**overrides: Any) -> Checkpoints:
     config = run_config(overrides)
-    return Checkpoints(config, None, Path("nowhere"), None)  # type: ignore[arg-type]
+    return Checkpoints(config, None, Path("nowhere"), None, OneRank())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from unirl.config.schema import RewardConfig
 from unirl.core.types import PromptRecord, ScoredRollout, UpdateStats
 from unirl.data.stream import PromptStream
+from unirl.distributed.ranks import OneRank
 from unirl.residency.planner import ResidencyPlanner, RoleMoves
 from unirl.residency.policy import ResidencyPolicy, Role
 from unirl.residency.trace import TransitionLog
@@ -317,14 +319,17 @@ class RealRun:
             sync: Any = LocalLoraSync(stack, engine, verify=True)
             moves[Role.TRAIN] = RoleMoves(stack.onload, stack.offload)
         else:
-            engine = TrainsideEngine(self.model, 0, CPU, lambda: stack.weight_version)
+            engine = TrainsideEngine(self.model, 0, CPU, lambda: stack.weight_version, nullcontext)
             sync = SharedWeights(stack)
         moves[Role.ROLLOUT] = RoleMoves(engine.wake_up, engine.sleep)
         self.log = TransitionLog(folder / "transitions.jsonl")
         residency = ResidencyPlanner(
-            ResidencyPolicy(*(role not in parked for role in ALL)), moves, self.log.record
+            ResidencyPolicy(*(role not in parked for role in ALL)),
+            moves,
+            self.log.record,
+            OneRank().barrier,
         )
-        phases = Phases(engine, reward, sync, residency, PhaseClock())
+        phases = Phases(engine, reward, sync, residency, PhaseClock(), OneRank())
         requests = RequestFactory(config, self.model)
         self.sink = RowList()
         trainer = DiffusionTrainer(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from builders import rollout_request
 from recording_phases import RecordingPhases
 
+from unirl.core.errors import RewardError
 from unirl.residency.policy import Role
 
 ALL = tuple(Role)
@@ -22,7 +26,7 @@ def after_a_step(parked, **options) -> RecordingPhases:
 
 def run_rollout(recording: RecordingPhases, sync: bool) -> None:
     rollout = recording.phases.generate(REQUEST, sync_weights=sync)
-    recording.phases.score(rollout)
+    recording.phases.score(rollout.request, rollout)
     recording.step()
 
 
@@ -64,7 +68,7 @@ def test_a_parked_trainer_is_read_before_it_leaves():
 def test_a_parked_trainer_that_must_be_read_comes_back_only_after_the_reward_left():
     recording = after_a_step(ALL)
     rollout = recording.phases.generate(REQUEST, sync_weights=False)
-    recording.phases.score(rollout)
+    recording.phases.score(rollout.request, rollout)
     recording.events.take()
     recording.phases.generate(REQUEST, sync_weights=True)
     assert recording.events.take() == [
@@ -128,7 +132,7 @@ def test_without_a_sync_stale_weights_are_sampled_as_published():
 def test_keep_awake_leaves_the_engine_on_the_device_through_the_reward_phase():
     recording = RecordingPhases(ALL)
     rollout = recording.phases.generate(REQUEST, sync_weights=False, keep_awake=True)
-    recording.phases.score(rollout, preserve=[Role.ROLLOUT])
+    recording.phases.score(rollout.request, rollout, preserve=[Role.ROLLOUT])
     events = recording.events.take()
     assert "rollout offload" not in events
     assert events[-2:] == ["reward onload", "score"]
@@ -187,12 +191,22 @@ def test_a_failed_read_leaves_no_cache():
     assert recording.events.take()[0] == "extract"
 
 
+def test_a_rollout_without_any_group_left_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    recording = RecordingPhases(ALL)
+    rollout = recording.phases.generate(REQUEST, sync_weights=False)
+    scored = recording.phases.score(rollout.request, rollout)
+    dropped = replace(scored, valid=torch.zeros_like(scored.valid))
+    monkeypatch.setattr(recording.phases.reward, "score", lambda rollout: dropped)
+    with pytest.raises(RewardError, match="every prompt group"):
+        recording.phases.score(rollout.request, rollout)
+
+
 def test_each_phase_is_timed_also_when_it_fails():
     recording = RecordingPhases(ALL)
     recording.events.failing = {"score": RuntimeError("broken")}
     rollout = recording.phases.generate(REQUEST, sync_weights=False)
     with pytest.raises(RuntimeError, match="broken"):
-        recording.phases.score(rollout)
+        recording.phases.score(rollout.request, rollout)
     metrics = recording.phases.clock.take_metrics()
     assert {"perf/rollout_seconds", "perf/reward_seconds"} <= metrics.keys()
     assert all(value > 0 for value in metrics.values())

@@ -48,8 +48,8 @@ def test_groups_without_signal_are_counted():
 
 def test_updates_are_pooled_by_what_their_name_says():
     updates = [
-        UpdateStats({"x_min": 0.9, "x_max": 1.1, "loss": 1.0, "skipped_steps": 1.0, "y": 5.0}),
-        UpdateStats({"x_min": 0.8, "x_max": 1.2, "loss": 3.0, "skipped_steps": 1.0}),
+        UpdateStats({"x_min": 0.9, "x_max": 1.1, "loss": 1.0, "y": 5.0}, skipped="why"),
+        UpdateStats({"x_min": 0.8, "x_max": 1.2, "loss": 3.0}, skipped="why"),
     ]
     assert train_metrics(updates) == {
         "train/x_min": 0.8,

@@ -1,0 +1,38 @@
+"""Fill a network whose parameters were made without values, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from unirl.core.errors import ModelError
+
+
+def fill_from_files(
+    parameters: Mapping[str, nn.Parameter],
+    files: Sequence[Path],
+    write: Callable[[nn.Parameter, Tensor], None],
+) -> None:
+    """Give each parameter the tensor of its name; `write(parameter, whole tensor on the CPU)`.
+
+    A layer that an adapter wraps is found under the name it has without one. Raises ModelError
+    when a parameter is in no file, in a wrong shape, or there are no files.
+    """
+    wanted = {name.replace(".base_layer.", "."): p for name, p in parameters.items()}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in wanted.keys() & set(file.keys()):
+                tensor = file.get_tensor(name)
+                parameter = wanted.pop(name)
+                if tensor.shape != parameter.shape:
+                    raise ModelError(
+                        f"{path}: {name} is {tuple(tensor.shape)}, the network has "
+                        f"{tuple(parameter.shape)}"
+                    )
+                write(parameter, tensor)
+    if wanted:
+        names = [path.name for path in files]
+        raise ModelError(f"the files {names} lack {len(wanted)} tensors: {sorted(wanted)[:4]}")

@@ -1,0 +1,116 @@
+"""The network that is trained: read, given its adapter, laid out over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from unirl.config import catalog
+from unirl.config.components import import_component, is_own
+from unirl.config.resources import resolve_path
+from unirl.config.schema import RunConfig
+from unirl.distributed.ranks import Ranks
+from unirl.models.base import DiffusionModel
+from unirl.models.blocks import find_blocks
+from unirl.models.filling import fill_from_files
+from unirl.models.lora import adapter_parameters, attach_lora, initial_value
+from unirl.samplers.noise import seed_of
+from unirl.train.activation_checkpointing import checkpoint_activations
+from unirl.train.backend import CopiesBackend, TrainBackend, WholeBackend, write_share
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def build_model(config: RunConfig, device: torch.device, with_encoders: bool) -> DiffusionModel:
+    """A whole model on `device`, with its adapter attached or all its network trainable."""
+    model = _read(config, with_encoders, in_shards=False)
+    _make_trainable(config, model)
+    for module in [model.network, *model.frozen_modules.values()]:
+        module.to(device)
+    return model
+
+
+def build_training_model(
+    config: RunConfig, device: torch.device, ranks: Ranks, with_encoders: bool
+) -> tuple[DiffusionModel, TrainBackend]:
+    """The model to train and how its network lies on the ranks."""
+    if ranks.world_size == 1 or config.backend.mesh == "no_shard":
+        model = build_model(config, device, with_encoders)
+        if config.backend.activation_checkpointing:
+            checkpoint_activations(_blocks(config, model))
+        return model, WholeBackend() if ranks.world_size == 1 else CopiesBackend()
+    model = _read(config, with_encoders, in_shards=True)
+    _make_trainable(config, model)
+    backend = _shard(config, model, device, ranks)
+    for module in model.frozen_modules.values():
+        module.to(device)
+    return model, backend
+
+
+def _read(config: RunConfig, with_encoders: bool, *, in_shards: bool) -> DiffusionModel:
+    name = config.model.family
+    family: type[DiffusionModel] = import_component(
+        name if is_own(name) else catalog.MODELS[name].path
+    )
+    load = family.load_skeleton if in_shards else family.load
+    return load(
+        resolve_path(config.model.path),
+        frozen_dtype=DTYPES[config.model.frozen_dtype],
+        compute_dtype=DTYPES[config.model.precision],
+        max_sequence_length=config.model.max_sequence_length,
+        with_encoders=with_encoders,
+    )
+
+
+def _make_trainable(config: RunConfig, model: DiffusionModel) -> None:
+    lora = config.stack.lora
+    if lora is None:
+        model.network.float().requires_grad_(True)
+        return
+    targets = lora.target_modules or list(catalog.MODELS[config.model.family].lora_targets)
+    attach_lora(model.network, lora.rank, lora.alpha, targets, _adapter_seed(config))
+
+
+def _shard(
+    config: RunConfig, model: DiffusionModel, device: torch.device, ranks: Ranks
+) -> TrainBackend:
+    """Shard the network in place; values come in only where they stay."""
+    from unirl.train.sharded import ShardedBackend, make_mesh  # costs half a second to import
+
+    network = model.network
+    blocks = _blocks(config, model)
+    if config.backend.activation_checkpointing:
+        checkpoint_activations(blocks)
+    mesh = make_mesh(config.backend, ranks.world_size, device)
+    backend = ShardedBackend(network, blocks, mesh, config.backend)
+    if any(parameter.is_meta for parameter in network.parameters()):
+        _fill(config, model, backend, device)
+    return backend
+
+
+def _fill(
+    config: RunConfig, model: DiffusionModel, backend: TrainBackend, device: torch.device
+) -> None:
+    """Memory for the shards on `device`, and the values of files and adapter in it."""
+    network = model.network
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    network.to_empty(device=device)
+    for name, buffer in network.named_buffers():
+        buffer.copy_(buffers[name])
+    adapter = adapter_parameters(network)
+    for name, parameter in adapter.items():
+        value = initial_value(name, parameter.shape, _adapter_seed(config))
+        write_share(backend, parameter, value)
+    rest = {name: p for name, p in network.named_parameters() if name not in adapter}
+    fill_from_files(rest, model.network_files(), lambda p, value: write_share(backend, p, value))
+
+
+def _blocks(config: RunConfig, model: DiffusionModel) -> Sequence[nn.Module]:
+    names = config.backend.block_classes
+    return find_blocks(model.network, names or catalog.MODELS[config.model.family].block_classes)
+
+
+def _adapter_seed(config: RunConfig) -> int:
+    return seed_of(f"{config.seed}/lora")
