@@ -23,6 +23,7 @@ from unirl.config.schema import AlgorithmConfig
 from unirl.core.types import Conditioning, ScoredRollout
 from unirl.models.base import DiffusionModel
 from unirl.models.lora import adapter_disabled
+from unirl.samplers.distinct import distinct, distinct_ids
 from unirl.samplers.gaussian import Gaussian
 from unirl.samplers.guidance import guided_velocity
 from unirl.samplers.kernels import Kernel, make_kernel
@@ -48,6 +49,8 @@ class TransitionRows:
     """[R] float32."""
     sample_index: Tensor
     """[R] int64."""
+    state: Tensor
+    """[R] int64; rows of equal states have equal latents, sigma and conditioning."""
     conditioning: Conditioning
     """Of the N samples, not the rows."""
     negative_conditioning: Conditioning | None
@@ -71,6 +74,7 @@ PER_ROW = (
     "old_log_prob",
     "advantages",
     "sample_index",
+    "state",
 )
 
 
@@ -87,11 +91,13 @@ class FlowGRPO(Algorithm[TransitionRows]):
 
     def rows(self, scored: Sequence[ScoredRollout]) -> TransitionRows:
         """Recorded steps of this rank's samples; samples count on through the window's rollouts."""
-        parts, offset = [], 0
+        parts, offset, num_rows = [], 0, 0
         for one in scored:
             part = _transitions(one)
-            parts.append(replace(part, sample_index=part.sample_index + offset))
+            index = part.sample_index + offset
+            parts.append(replace(part, sample_index=index, state=part.state + num_rows))
             offset += len(one)
+            num_rows += len(part)
         return _concatenate(parts)
 
     @torch.no_grad()
@@ -159,14 +165,16 @@ class FlowGRPO(Algorithm[TransitionRows]):
 def _policy(model: DiffusionModel, rows: TransitionRows) -> Gaussian:
     """The distribution of the next latents under the model's present weights."""
     negative = rows.negative_conditioning
+    states = distinct_ids(rows.state)
+    samples = rows.sample_index[states.first]
     velocity = guided_velocity(
         model,
-        rows.latents,
-        rows.sigma,
-        rows.conditioning.select(rows.sample_index),
-        None if negative is None else negative.select(rows.sample_index),
+        rows.latents[states.first],
+        rows.sigma[states.first],
+        rows.conditioning.select(samples),
+        None if negative is None else negative.select(samples),
         rows.guidance_scale,
-    )
+    )[states.kind]
     return rows.kernel.transition(rows.latents, velocity, rows.sigma, rows.sigma_next)
 
 
@@ -176,6 +184,10 @@ def _transitions(scored: ScoredRollout) -> TransitionRows:
     num_samples, num_steps = trajectory.log_probs.shape
     device = trajectory.latents.device
     sigmas = torch.tensor(request.sigmas, dtype=torch.float32, device=device)
+    rows = torch.arange(num_samples * num_steps)
+    if num_steps:  # before the first of these steps, equal starts are still equal states
+        starts = distinct(request.start_names)
+        rows[:num_samples] = starts.first[starts.kind]
     steps = torch.tensor(request.sde_steps, device=device).repeat_interleave(num_samples)
     log_prob = trajectory.log_probs.T.reshape(-1)
     return TransitionRows(
@@ -187,6 +199,7 @@ def _transitions(scored: ScoredRollout) -> TransitionRows:
         old_log_prob=log_prob,
         advantages=scored.advantages[scored.places].to(device).repeat(num_steps),
         sample_index=torch.arange(num_samples, device=device).repeat(num_steps),
+        state=rows.to(device),
         conditioning=scored.conditioning,
         negative_conditioning=scored.negative_conditioning,
         guidance_scale=request.sampling.guidance_scale,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from unirl.checkpoint.store import CheckpointStore, is_storage_failure
-from unirl.core.errors import CheckpointError
+from unirl.core.errors import CheckpointError, RankError
 from unirl.distributed.ranks import Ranks
 
 Write = Callable[[Path], None]
@@ -45,10 +46,11 @@ def _lead(store: CheckpointStore, step: int, write: Write, ranks: Ranks) -> Path
 def _follow(write: Write, ranks: Ranks) -> None:
     folder: Path | None = ranks.broadcast(None)
     if folder is not None:
-        ranks.together(lambda: _write_here(write, folder, ranks.rank))
+        with suppress(RankError):  # rank 0's own failure, which it will explain to all
+            ranks.together(lambda: _write_here(write, folder))
 
 
-def _write_here(write: Write, folder: Path, rank: int) -> None:
+def _write_here(write: Write, folder: Path) -> None:
     try:
         write(folder)
     except Exception as error:

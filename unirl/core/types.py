@@ -76,6 +76,13 @@ class RolloutRequest:
         return len(self.prompts) * self.samples_per_prompt
 
     @property
+    def start_names(self) -> list[tuple[int, str]]:
+        """B names; samples of equal ones have the same prompt and start noise, and so are the same
+        until their first stochastic step."""
+        group_size = self.samples_per_prompt
+        return [(b // group_size, key) for b, key in enumerate(self.initial_noise_keys)]
+
+    @property
     def sample_records(self) -> tuple[PromptRecord, ...]:
         """B prompt records, one per sample."""
         return tuple(r for r in self.prompts.records for _ in range(self.samples_per_prompt))

@@ -90,7 +90,8 @@ def _cause_elsewhere(board: _NoticeBoard, error: Exception | KeyboardInterrupt) 
         return None
     if _is_broken_connection(error):
         board.wait_for_failure(NEWS_SECONDS)
-        lost = f"lost contact with another rank, which was probably killed: {error}"
+        what = str(error).splitlines()[0].partition(". ")[0]  # general advice follows
+        lost = f"lost contact with another rank, which was probably killed: {what}"
         return board.announce(lost).text
     is_for_user = isinstance(error, UnirlError)
     kind = "" if is_for_user else f"{type(error).__name__}: "

@@ -16,12 +16,13 @@ def find_blocks(network: nn.Module, class_names: Sequence[str]) -> list[nn.Modul
 
     Raises ModelError when a name matches nothing, or one block lies inside another.
     """
-    found = [(name, m) for name, m in network.named_modules() if type(m).__name__ in class_names]
+    inside = [(name, module) for name, module in network.named_modules() if name]
+    found = [(name, module) for name, module in inside if type(module).__name__ in class_names]
     missing = set(class_names) - {type(module).__name__ for _, module in found}
     if missing or not found:
-        repeated = Counter(type(module).__name__ for module in network.modules())
+        repeated = Counter(type(module).__name__ for _, module in inside)
         raise ModelError(
-            f"backend.block_classes: {sorted(missing)} match no module of the network. Classes it "
+            f"backend.block_classes: {sorted(missing)} match nothing in the network. Classes it "
             f"has more than one of: {sorted(name for name, n in repeated.items() if n > 1)}."
         )
     names = [name for name, _ in found]

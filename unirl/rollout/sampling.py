@@ -7,6 +7,7 @@ import torch
 from unirl.core.types import Conditioning, Rollout, RolloutRequest, Trajectory
 from unirl.models.base import DiffusionModel
 from unirl.samplers.denoise import sample_trajectory
+from unirl.samplers.distinct import distinct
 from unirl.samplers.guidance import guided_velocity
 from unirl.samplers.kernels import make_kernel
 from unirl.samplers.noise import keyed_noise
@@ -45,14 +46,27 @@ def _denoise(
 ) -> Trajectory:
     sampling = request.sampling
     shape = model.latent_shape(sampling.height, sampling.width)
-    positive = conditioning.select(rows)
-    unconditional = None if negative is None else negative.select(rows)
     step_keys = [request.step_noise_keys[row] for row in rows.tolist()]
     initial_keys = [request.initial_noise_keys[row] for row in rows.tolist()]
+    starts = distinct([request.start_names[row] for row in rows.tolist()])
+    each = distinct(range(len(rows)))
+    # Up to its first stochastic step, a sample is told from others by its start alone.
+    last_shared_step = min(request.sde_steps, default=sampling.num_inference_steps)
+
+    def velocity(latents: torch.Tensor, sigma: torch.Tensor, step: int) -> torch.Tensor:
+        asked = starts if step <= last_shared_step else each
+        kinds = guided_velocity(
+            model,
+            latents[asked.first.to(device)],
+            sigma[asked.first.to(device)],
+            conditioning.select(rows[asked.first]),
+            None if negative is None else negative.select(rows[asked.first]),
+            sampling.guidance_scale,
+        )
+        return kinds[asked.kind.to(device)]
+
     return sample_trajectory(
-        lambda latents, sigma: guided_velocity(
-            model, latents, sigma, positive, unconditional, sampling.guidance_scale
-        ),
+        velocity,
         keyed_noise(initial_keys, shape).to(device),
         request.sigmas,
         make_kernel(sampling.kernel, sampling.eta, request.sigmas),

@@ -10,8 +10,8 @@ from torch import Tensor
 from unirl.core.types import Trajectory
 from unirl.samplers.kernels import Kernel, euler
 
-Velocity = Callable[[Tensor, Tensor], Tensor]
-"""(latents [B, *latent], sigma [B]) -> velocity [B, *latent]."""
+Velocity = Callable[[Tensor, Tensor, int], Tensor]
+"""(latents [B, *latent], sigma [B], step) -> velocity [B, *latent]."""
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def sample_trajectory(
     for step in range(len(sigmas) - 1):
         sigma = latents.new_full((batch,), sigmas[step])
         sigma_next = latents.new_full((batch,), sigmas[step + 1])
-        v = velocity(latents, sigma)
+        v = velocity(latents, sigma, step)
         if step not in sde_steps:
             latents = euler(latents, v, sigma, sigma_next)
             continue

@@ -57,6 +57,7 @@ def reference_rows() -> TransitionRows:
         old_log_prob=old,
         advantages=torch.tensor(REFERENCE["case"]["advantages"]),
         sample_index=torch.arange(2),
+        state=torch.arange(2),
         conditioning=Nothing(torch.zeros(2, 1)),
         negative_conditioning=None,
         guidance_scale=1.0,
@@ -148,6 +149,33 @@ def test_a_window_of_rollouts_counts_its_samples_on_and_keeps_their_own_steps(mo
     together = rows.select(torch.arange(16, 24))
     grpo = algorithm()
     assert torch.equal(grpo.loss(model, together).loss, grpo.loss(model, apart).loss)
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
+def test_a_shared_start_is_asked_once_with_the_same_loss_and_gradients(
+    model, monkeypatch: pytest.MonkeyPatch, guidance_scale: float
+) -> None:
+    request = rollout_request(sde_steps=(1, 2), guidance_scale=guidance_scale)
+    request = replace(request, initial_noise_keys=("same",) * 8)
+    one = scored(sample(model, request))
+    rows = algorithm().rows([one, one])
+    states = [0] * 4 + [4] * 4 + list(range(8, 16))
+    assert rows.state.tolist() == states + [16 + state for state in states]
+    asked: list[int] = []
+    velocity = TinyModel.velocity
+
+    def counting(self: TinyModel, latents: Tensor, *inputs: Any) -> Tensor:
+        asked.append(len(latents) if guidance_scale == 1 else len(latents) // 2)
+        return velocity(self, latents, *inputs)
+
+    monkeypatch.setattr(TinyModel, "velocity", counting)
+    results = []
+    for state in (rows.state, torch.arange(len(rows))):
+        losses = algorithm().loss(model, replace(rows, state=state))
+        parameters = list(adapter_parameters(model.network).values())
+        results.append((losses.loss, torch.autograd.grad(losses.loss.sum(), parameters)))
+    assert asked == [2 * (2 + 8), 2 * 16]
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 
 
 # --- the anchor -----------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def sample_ode(
     negative = model.encode([""] * len(texts)) if guidance_scale > 1 else None
     sigmas = model.sigmas(NUM_STEPS, HEIGHT, WIDTH)
     trajectory = sample_trajectory(
-        lambda latents, sigma: guided_velocity(
+        lambda latents, sigma, step: guided_velocity(
             model, latents, sigma, conditioning, negative, guidance_scale
         ),
         noise,

@@ -115,6 +115,29 @@ def test_equal_start_keys_give_equal_starts_with_step_noise_of_their_own():
     assert not any(torch.equal(after[i], after[j]) for i in range(4) for j in range(i))
 
 
+def test_a_shared_start_is_asked_once_until_it_was_stochastic(monkeypatch: pytest.MonkeyPatch):
+    request = rollout_request(sde_steps=(1, 3))
+    same = replace(request, initial_noise_keys=("same",) * 8)
+    distinct_starts = replace(request, initial_noise_keys=tuple(f"same{i}" for i in range(8)))
+    model, asked = tiny_model(), []
+    velocity = model.velocity
+
+    def counting(latents: Tensor, sigma: Tensor, conditioning: Any) -> Tensor:
+        asked.append(len(latents))
+        return velocity(latents, sigma, conditioning)
+
+    monkeypatch.setattr(model, "velocity", counting)
+    sample(model, distinct_starts)
+    rollout = sample(model, same)
+    assert asked == [8] * 5 + [2, 2, 8, 8, 8]
+    first = rollout.trajectory.latents[:, 0]
+    noise = keyed_noise(["same"], LATENT_SHAPE).expand(8, *LATENT_SHAPE)
+    sigma = torch.ones(8)
+    with torch.no_grad():
+        expected = noise + 0.2 * -velocity(noise, sigma, rollout.conditioning)
+    torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_each_step_of_each_sample_draws_noise_of_its_own():
     request = rollout_request(sde_steps=(0, 1, 3))
     model = tiny_model()

@@ -14,7 +14,7 @@ SIGMAS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 START = keyed_noise(["x", "y"], (2, 3, 3))
 
 
-def pull_to_zero(latents: Tensor, sigma: Tensor) -> Tensor:
+def pull_to_zero(latents: Tensor, sigma: Tensor, step: int = 0) -> Tensor:
     """The velocity whose clean image is 0 everywhere: x = sigma noise, v = noise."""
     return latents / sigma.view(-1, 1, 1, 1)
 
@@ -37,7 +37,7 @@ def test_an_ode_of_a_straight_flow_ends_exactly_where_it_points():
 def test_euler_steps_equal_the_closed_form_of_a_constant_velocity():
     constant = torch.ones_like(START) * 0.3
     trajectory = sample_trajectory(
-        lambda latents, sigma: constant,
+        lambda latents, sigma, step: constant,
         START,
         SIGMAS,
         make_kernel("flow", 0.5, SIGMAS),
@@ -98,7 +98,7 @@ def test_half_precision_start_noise_is_denoised_in_float32():
 def test_sampling_keeps_no_graph():
     weight = torch.ones((), requires_grad=True)
     trajectory = sample_trajectory(
-        lambda latents, sigma: latents * weight,
+        lambda latents, sigma, step: latents * weight,
         START,
         SIGMAS,
         make_kernel("flow", 0.5, SIGMAS),
