@@ -66,7 +66,7 @@ def memory(layout: Layout, counts: Schedule, config: RunConfig) -> Memory:
 
 def _gradients(layout: Layout, counts: Schedule, config: RunConfig) -> int:
     accumulates = counts.backwards > counts.optimizer_steps
-    if layout.num_shards == 1 or (config.backend.defer_reduce and accumulates):
+    if layout.num_shards == 1 or (config.defers_reduce and accumulates):
         return layout.whole_trained_bytes
     return layout.trained_bytes + max(unit.trained_bytes for unit in layout.units)
 
@@ -75,7 +75,7 @@ def volume(layout: Layout, counts: Schedule, config: RunConfig) -> Volume:
     shards, replicas = layout.num_shards, layout.num_replicas
     in_sampling = counts.generations if config.rollout.unshard else counts.sampling_forwards
     gathers = in_sampling + counts.forwards + counts.backwards + counts.sync_forwards
-    reduces = counts.optimizer_steps if config.backend.defer_reduce else counts.backwards
+    reduces = counts.optimizer_steps if config.defers_reduce else counts.backwards
     trained = layout.padded_trained_bytes
     return Volume(
         all_gather=gathers * _from_others(layout.gather_bytes, shards),

@@ -7,7 +7,7 @@ every key can be overridden on the command line without `+`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -31,7 +31,8 @@ class Block(BaseModel):
     @classmethod
     def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Python counts true as 1; in a recipe `batch_size: true` is a mistake."""
-        is_bool_field = cls.model_fields[str(info.field_name)].annotation is bool
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        is_bool_field = bool in (annotation, *get_args(annotation))
         if isinstance(value, bool) and not is_bool_field:
             raise ValueError("this key is not a switch")
         return value
@@ -235,10 +236,12 @@ class BackendConfig(Block):
     """stored: gather weights as they are kept, so that shards compute exactly what one device
     does; bf16: gather float32 ones in bf16, half the traffic when all weights are trained."""
     prefetch: Count = 1
-    """Blocks gathered ahead of the one that is computed."""
-    defer_reduce: bool = True
-    """Reduce gradients once per optimizer step, keeping whole ones until then; false reduces after
-    each micro-batch, which holds no more than one block's."""
+    """Blocks gathered ahead of the one that is computed; 0 leaves the choice to FSDP, which gathers
+    one ahead in the backward."""
+    defer_reduce: bool | None = None
+    """true reduces gradients once per optimizer step and keeps whole ones until then; false reduces
+    after each micro-batch and keeps no more than one block's. Null: true with an adapter, whose
+    gradients are small, false when all weights are trained."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward instead of keeping its activations."""
 
@@ -358,3 +361,9 @@ class RunConfig(Block):
     sync: SyncConfig = SyncConfig()
     data: DataConfig = DataConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @property
+    def defers_reduce(self) -> bool:
+        """backend.defer_reduce, or what null stands for."""
+        asked = self.backend.defer_reduce
+        return self.stack.lora is not None if asked is None else asked

@@ -90,7 +90,7 @@ def _cause_elsewhere(board: _NoticeBoard, error: Exception | KeyboardInterrupt) 
         return None
     if _is_broken_connection(error):
         board.wait_for_failure(NEWS_SECONDS)
-        what = str(error).splitlines()[0].partition(". ")[0]  # general advice follows
+        what = str(error).partition("\n")[0].partition(". ")[0]  # general advice follows
         lost = f"lost contact with another rank, which was probably killed: {what}"
         return board.announce(lost).text
     is_for_user = isinstance(error, UnirlError)
@@ -98,8 +98,8 @@ def _cause_elsewhere(board: _NoticeBoard, error: Exception | KeyboardInterrupt) 
     own = f"rank {board.rank}: {kind}{error}"
     first = board.announce(own)
     is_first = first.rank == board.rank
-    if is_first:
-        get_error_handler().record_exception(error)  # tells torch's launcher which rank was first
+    if is_first and not is_for_user:
+        get_error_handler().record_exception(error)  # torch's launcher reads it
     is_reported = is_first or is_for_user
     if board.rank != 0 or not is_reported:  # else it is printed
         logger.error("%s", own, exc_info=not is_for_user)

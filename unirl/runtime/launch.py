@@ -149,13 +149,18 @@ def _silence_torch_launcher() -> None:
 
 
 def _first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """Rank and failure. Times are whole seconds; a rank that left an error file was the first."""
+    """Rank and failure. Times are whole seconds, so a recorded one goes before others."""
 
     def order(item: tuple[int, ProcessFailure]) -> tuple[int, bool]:
         failure = item[1]
-        return failure.timestamp, not os.path.exists(failure.error_file)
+        return failure.timestamp, not _has_recorded(failure)
 
     return min(failures.items(), key=order)
+
+
+def _has_recorded(failure: ProcessFailure) -> bool:
+    """Whether the rank left torch's error file: a crash that was the first one of the run."""
+    return os.path.exists(failure.error_file)
 
 
 def _report(rank: int, failure: ProcessFailure, folder: Path, stop: _Stop) -> int:
@@ -164,12 +169,23 @@ def _report(rank: int, failure: ProcessFailure, folder: Path, stop: _Stop) -> in
         return _interrupted()
     if stop.num_signals == 1 and failure.exitcode == -signal.SIGINT:  # it was still starting
         return _interrupted()
+    if failure.exitcode == INTERRUPTED:  # rank 0 has said so
+        return INTERRUPTED
+    if _has_recorded(failure):
+        if rank != 0 or failure.exitcode < 0:  # else it has printed its traceback
+            _print_traceback(rank, failure)
+        return max(failure.exitcode, 1)  # torch may have stopped it before it could exit
     _print_stderr(rank, folder)
     if failure.exitcode < 0:
         hint = " (out of memory?)" if failure.exitcode == -signal.SIGKILL else ""
         _print_error(f"rank {rank} was killed by {failure.signal_name()}{hint}")
         return 1
     return failure.exitcode
+
+
+def _print_traceback(rank: int, failure: ProcessFailure) -> None:
+    traceback = failure.error_file_data["message"]["extraInfo"]["py_callstack"]
+    print(f"rank {rank} failed:\n{traceback}", end="", file=sys.stderr)
 
 
 def _print_stderr(rank: int, folder: Path) -> None:

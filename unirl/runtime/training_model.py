@@ -84,7 +84,8 @@ def _shard(
     if config.backend.activation_checkpointing:
         checkpoint_activations(blocks)
     mesh = make_mesh(config.backend, ranks.world_size, device)
-    backend = ShardedBackend(network, blocks, mesh, config.backend)
+    decided = config.backend.model_copy(update={"defer_reduce": config.defers_reduce})
+    backend = ShardedBackend(network, blocks, mesh, decided)
     if any(parameter.is_meta for parameter in network.parameters()):
         _fill(config, model, backend, device)
     return backend

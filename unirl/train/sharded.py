@@ -44,9 +44,10 @@ class ShardedBackend(TrainBackend):
         mesh: DeviceMesh,
         config: BackendConfig,
     ) -> None:
+        """`config.defer_reduce` is decided: null counts as false."""
         # fully_shard averages over all ranks of the mesh.
         self.loss_scale = float(mesh.size())
-        self._defer_reduce = config.defer_reduce
+        self._defer_reduce = config.defer_reduce is True
         self._network = network
         policy = MixedPrecisionPolicy(
             param_dtype=GATHER_DTYPES[config.gather_dtype],

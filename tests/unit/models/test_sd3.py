@@ -83,6 +83,27 @@ def load(
     )
 
 
+def test_a_skeleton_is_the_loaded_network_without_values(folder: Path, recwarn) -> None:
+    whole = load(folder, frozen_dtype=torch.bfloat16, compute_dtype=torch.bfloat16)
+    skeleton = StableDiffusion3Model.load_skeleton(
+        folder,
+        frozen_dtype=torch.bfloat16,
+        compute_dtype=torch.bfloat16,
+        max_sequence_length=MAX_SEQUENCE_LENGTH,
+        with_encoders=False,
+    )
+    assert not recwarn.list
+    assert skeleton.network_files() == [folder / "transformer/diffusion_pytorch_model.safetensors"]
+    expected = dict(whole.network.named_parameters())
+    found = dict(skeleton.network.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, parameter in found.items():
+        assert parameter.is_meta
+        assert (parameter.shape, parameter.dtype) == (expected[name].shape, expected[name].dtype)
+    for name, buffer in skeleton.network.named_buffers():
+        torch.testing.assert_close(buffer, whole.network.get_buffer(name))
+
+
 def load_pipeline(folder: Path, **components: None) -> Any:
     """Any: the annotations of diffusers are narrower than what it takes."""
     pipeline = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, **components)

@@ -60,7 +60,8 @@ def tiny_sd3(base: torch.dtype = torch.float32) -> nn.Module:
 
 
 def recipe(*overrides: str) -> RunConfig:
-    return compose("diffusion/sd3/sd3_trainside", ["model.path=.", *overrides])
+    plain = ["model.path=.", "stack.shuffle_updates=false"]
+    return compose("diffusion/sd3/sd3_trainside", [*plain, *overrides])
 
 
 # --- bytes on a rank ----------------------------------------------------------------------------
@@ -208,6 +209,8 @@ def test_volumes_are_those_of_the_collectives_that_fsdp_calls(
         syncs=1,
         busy=1.0,
     )
+    if backend.defer_reduce is None:
+        backend = backend.model_copy(update={"defer_reduce": True})
     config = recipe(f"rollout.unshard={unshard}").model_copy(update={"backend": backend})
     with pretended_group(0, 4):
         layout = lay_out(tiny_sd3(base), BLOCKS, backend, 4)

@@ -1,0 +1,82 @@
+"""What a launched rank does in test_launch.py: `python -m launched_rank SCENARIO [FOLDER]`.
+
+Scenarios without a process group import no torch, which would take seconds on every rank.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+RANK = int(os.environ["RANK"])
+FOLDER = Path(sys.argv[-1])
+
+
+def greet() -> int:
+    """Everything that a rank gets to know, printed."""
+    print(f"out {RANK}", sys.argv[1:], os.environ["OMP_NUM_THREADS"], sys.stdout.isatty())
+    print(f"err {RANK}", file=sys.stderr)
+    return 0
+
+
+def refuse() -> int:
+    """Each rank finds the same wrong configuration, and rank 0 prints it."""
+    if RANK == 0:
+        print("error: set a", file=sys.stderr)
+    return 3
+
+
+def stop_slowly() -> int:
+    """Ends by itself when the test says that the work in hand is done."""
+    signals = []
+    signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
+    mark("ready")
+    while not signals:
+        time.sleep(0.02)
+    mark("stopping")
+    while not (FOLDER / "finish").exists():
+        time.sleep(0.02)
+    assert signals == [signal.SIGINT]
+    mark("saved")
+    return 130
+
+
+def train() -> int:
+    """A rank under watch: all meet in a collective, and rank 2 has its own scenario."""
+    import torch
+    import torch.distributed as dist
+
+    from unirl.core.errors import UnirlError
+    from unirl.distributed.group import joined
+    from unirl.distributed.watch import watching
+    from unirl.runtime.interrupt import GracefulStop
+    from unirl.tracking.console import setup_rank_logging
+
+    if RANK != 0:
+        setup_rank_logging(FOLDER, RANK)
+    try:
+        with joined(3, "cpu") as ranks, GracefulStop(), watching(ranks):
+            ranks.barrier()
+            mark("ready")
+            if RANK == 2 and "raise" in sys.argv:
+                raise ValueError("bad weather")
+            if RANK == 2:
+                (FOLDER / "pid").write_text(str(os.getpid()))
+                time.sleep(600)
+            dist.all_reduce(torch.ones(1))
+    except UnirlError as error:
+        if RANK == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def mark(name: str) -> None:
+    (FOLDER / f"{name}-{RANK}").write_text(str(os.getpid()))
+
+
+if __name__ == "__main__":
+    sys.exit({"greet": greet, "refuse": refuse, "stop": stop_slowly, "train": train}[sys.argv[1]]())
