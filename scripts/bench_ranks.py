@@ -111,7 +111,7 @@ def run_rank(args: argparse.Namespace) -> None:
     num_ranks = int(os.environ["WORLD_SIZE"])
     config = checked(args.recipe, [f"num_devices={num_ranks}", "num_threads=1"], None)
     with ExitStack() as resources:
-        ranks = TimedRanks(resources.enter_context(joined(num_ranks, config.device)))
+        ranks = TimedRanks(resources.enter_context(joined()))
         seconds = train(config, ranks, args.windows, resources)
     if ranks.is_main:
         row = {

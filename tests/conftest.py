@@ -13,6 +13,8 @@ os.environ.setdefault("WANDB_MODE", "offline")
 import pytest
 import torch
 
+pytest_plugins = ["rank_pool"]
+
 # Two threads are 2 to 100 times slower than one for models this small on a busy machine.
 torch.set_num_threads(1)
 

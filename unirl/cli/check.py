@@ -25,6 +25,16 @@ def checked(recipe: str, overrides: Sequence[str], config_dir: Path | None) -> R
     return config
 
 
+def checked_but_for_files(
+    recipe: str, overrides: Sequence[str], config_dir: Path | None
+) -> RunConfig:
+    """The same without a look at prompt files and checkpoints, which rank 0 takes for all."""
+    config, problems = compose_and_check(recipe, overrides, config_dir)
+    if problems:
+        raise config_error(recipe, problems)
+    return config
+
+
 def _file_problems(config: RunConfig) -> Iterator[Problem]:
     eval_key = "data.train" if config.data.eval is None else "data.eval"
     yield from _prompt_problems(config.data.train, "data.train", "batch_size", config.batch_size)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from unirl import __version__
-from unirl.cli.check import checked, summary
+from unirl.cli.check import checked, checked_but_for_files, summary
 from unirl.cli.recipes import describe_components, describe_recipes, recipe_folders
 from unirl.core.errors import ConfigError, UnirlError
 
@@ -56,14 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    config = checked(args.recipe, args.overrides, args.config_dir)
-    if args.cfg:
-        print(yaml.safe_dump(config.model_dump(), sort_keys=False), end="")
-        return 0
     # Waiting OpenMP threads must sleep: spinning ones cost a busy machine 2 to 100 times the work.
     # Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if config.num_devices > 1 and "RANK" not in os.environ:
+    words = (args.recipe, args.overrides, args.config_dir)
+    if "RANK" in os.environ and not args.cfg:
+        from unirl.runtime.run import run_as_rank  # imports torch
+
+        return run_as_rank(
+            lambda ranks: checked(*words) if ranks.is_main else checked_but_for_files(*words)
+        )
+    config = checked(*words)
+    if args.cfg:
+        print(yaml.safe_dump(config.model_dump(), sort_keys=False), end="")
+        return 0
+    if config.num_devices > 1:
         from unirl.distributed.group import require_local_devices  # imports torch
         from unirl.runtime.launch import launch
 

@@ -72,38 +72,52 @@ def require_local_devices(num_devices: int, device_name: str) -> None:
 
 
 @contextmanager
-def joined(num_devices: int, device_name: str) -> Iterator[Ranks]:
-    """This run's ranks; the process group lives as long as the context.
+def joined() -> Iterator[Ranks]:
+    """The ranks of this run; the process group lives as long as the context.
 
-    Raises ConfigError when the launcher started another number of processes than num_devices.
+    Needs no configuration, so that whatever is wrong with one rank's can be told to all.
     """
-    world_size = launched_world_size()
-    if world_size is None or world_size == 1:
+    if launched_world_size() in (None, 1):
         yield OneRank()
         return
-    if world_size != num_devices:
-        raise ConfigError(
-            f"num_devices is {num_devices}, but the launcher started {world_size} processes. "
-            f"Set num_devices={world_size}."
-        )
     missing = [name for name in LAUNCH_VARIABLES if name not in os.environ]
     if missing:
         raise ConfigError(
             f"RANK is set but {', '.join(missing)} is not: start the ranks with torchrun, or with "
             "`unirl train ... num_devices=N`."
         )
-    if device_name.startswith("cuda") or (device_name == "auto" and torch.cuda.is_available()):
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device, timeout=JOIN_TIMEOUT)
-    else:
-        dist.init_process_group("gloo", timeout=JOIN_TIMEOUT)
+    with_gpus = torch.cuda.is_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if with_gpus else "gloo", timeout=JOIN_TIMEOUT)
     try:
         objects = dist.new_group(backend="gloo", timeout=OBJECTS_TIMEOUT)
         assert isinstance(objects, dist.ProcessGroup)
         yield GroupRanks(objects)
     except BaseException:
-        if dist.get_backend() == "gloo":  # NCCL would wait for ranks that may be gone
+        if not with_gpus:  # NCCL would wait for ranks that may be gone
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+def take_device(num_devices: int, device_name: str, ranks: Ranks) -> None:
+    """Make `cuda` mean this rank's GPU.
+
+    Raises ConfigError when it has none, or the launcher started other than num_devices processes.
+    """
+    if launched_world_size() is None:
+        return
+    if ranks.world_size != num_devices:
+        raise ConfigError(
+            f"num_devices is {num_devices}, but the launcher started {ranks.world_size} processes. "
+            f"Set num_devices={ranks.world_size}."
+        )
+    on_gpu = device_name == "cuda" or (device_name == "auto" and torch.cuda.is_available())
+    if ranks.world_size == 1 or not on_gpu:
+        return
+    local_rank, found = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if local_rank >= found:
+        raise ConfigError(
+            f"this machine has {found} GPUs, but the launcher started at least {local_rank + 1} "
+            "ranks on it. Start as many ranks as there are GPUs, or set device=cpu."
+        )
+    torch.cuda.set_device(local_rank)

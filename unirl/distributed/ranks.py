@@ -47,8 +47,10 @@ class Ranks(ABC):
     def together(self, action: Callable[[], T]) -> T:
         """Run `action` on every rank; where it fails on one, it fails on all.
 
-        The failing rank raises its own error. The others raise one of the same kind when it is a
-        UnirlError (so a wrong configuration stays one), else RankError; the text names the rank.
+        The action must not be a collective itself, or one that fails halfway would leave the
+        others in it; an error of those ends the run through `distributed.watch`. The failing rank
+        raises its own error. The others raise one of the same kind when it is a UnirlError (so a
+        wrong configuration stays one), else RankError; the text names the rank.
         """
         outcome: _Outcome[T] = _attempt(action)
         failures = self.gather(outcome.failure)

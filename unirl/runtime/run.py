@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.distributed.agreement import require_same_settings, require_visible
-from unirl.distributed.group import joined
+from unirl.distributed.group import joined, take_device
 from unirl.distributed.ranks import Ranks
 from unirl.distributed.watch import watching
 from unirl.residency.trace import TransitionLog
@@ -51,26 +51,41 @@ INTERRUPTED = 130
 
 
 def run(config: RunConfig) -> int:
-    """Train; returns the process's exit code."""
-    if config.num_threads > 0:
-        torch.set_num_threads(config.num_threads)
-    console = Console()
+    """Train on one device; returns the process's exit code."""
+    return run_as_rank(lambda ranks: config)
+
+
+def run_as_rank(read_config: Callable[[Ranks], RunConfig]) -> int:
+    """Train as the rank that the launcher made of this process; returns its exit code.
+
+    The configuration is read once the ranks have met: what is wrong on one rank ends all.
+    """
     with ExitStack() as resources:
-        ranks = resources.enter_context(joined(config.num_devices, config.device))
+        ranks = resources.enter_context(joined())
         stop = resources.enter_context(GracefulStop())
         resources.enter_context(watching(ranks))
+        config = ranks.together(lambda: read_config(ranks))
         if ranks.world_size > 1:
-            require_same_settings(_common_settings(config), ranks)
-        directory = RunDirectory(config)
-        source = ranks.on_main(lambda: _claim(directory, resources))
-        _require_visible_folders(config, directory, source, ranks)
-        if ranks.is_main:
-            setup_logging(directory.path, console)
-        else:
-            setup_rank_logging(directory.path, ranks.rank)
-        result = _train(config, directory, source, console, stop, resources, ranks)
-        ranks.on_main(lambda: _finish(directory, result))
+            require_same_settings(ranks.together(lambda: _common_settings(config)), ranks)
+        ranks.together(lambda: take_device(config.num_devices, config.device, ranks))
+        if config.num_threads > 0:
+            torch.set_num_threads(config.num_threads)
+        result = _run(config, stop, resources, ranks)
     return INTERRUPTED if result.interrupted else 0
+
+
+def _run(config: RunConfig, stop: GracefulStop, resources: ExitStack, ranks: Ranks) -> TrainResult:
+    console = Console()
+    directory = RunDirectory(config)
+    source = ranks.on_main(lambda: _claim(directory, resources))
+    _require_visible_folders(config, directory, source, ranks)
+    if ranks.is_main:
+        setup_logging(directory.path, console)
+    else:
+        setup_rank_logging(directory.path, ranks.rank)
+    result = _train(config, directory, source, console, stop, resources, ranks)
+    ranks.on_main(lambda: _finish(directory, result))
+    return result
 
 
 def _claim(directory: RunDirectory, resources: ExitStack) -> Path | None:
@@ -118,7 +133,7 @@ def _train(
 ) -> TrainResult:
     """Everything that can be refused is loaded before the first row is written."""
     prompts = ranks.together(lambda: load_all_prompts(config))
-    roles = ranks.together(lambda: build_roles(config, prompts, ranks))
+    roles = build_roles(config, prompts, ranks)
     _announce(config, roles, directory)
     saved_run_id = read_trainer_state(source).wandb_run_id if source else None
     checkpoints = Checkpoints(config, roles.stack, directory.checkpoint_dir, source, ranks)

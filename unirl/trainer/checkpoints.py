@@ -68,7 +68,7 @@ class Checkpoints:
             return 0
         source = self._source
         state = self._ranks.together(lambda: read_trainer_state(source))
-        self._ranks.together(lambda: restore(source, self._stack, self._ranks))
+        restore(source, self._stack, self._ranks)
         for line in changed_keys(state.config, self._config.model_dump(mode="json")):
             logger.warning("resuming with another setting than the run was saved with: %s", line)
         logger.info("resumed from %s at rollout %d", self._source, state.rollouts_done)

@@ -58,7 +58,7 @@ def train() -> int:
     if RANK != 0:
         setup_rank_logging(FOLDER, RANK)
     try:
-        with joined(3, "cpu") as ranks, GracefulStop(), watching(ranks):
+        with joined() as ranks, GracefulStop(), watching(ranks):
             ranks.barrier()
             mark("ready")
             if RANK == 2 and "raise" in sys.argv:
