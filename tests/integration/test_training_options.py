@@ -59,7 +59,7 @@ def test_an_overlay_outside_the_repository_with_an_own_scorer(
 
 def test_stale_weights_are_sampled_until_the_next_sync(tmp_path: Path) -> None:
     """With an interval of 2, rollout 1 samples from the initial weights and rollout 2 does not."""
-    settings = ("num_rollouts=4", "stack.optimizer.learning_rate=0.01")
+    settings = ("num_rollouts=4", "stack.optimizer.learning_rate=0.004")
     stale = train(tmp_path / "stale", "weight_sync_interval=2", *settings, recipe=REPLICA)
     fresh = train(tmp_path / "fresh", *settings, recipe=REPLICA)
     difference = "train/rollout_replay_log_prob_diff_max"

@@ -6,7 +6,9 @@ another number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
@@ -19,7 +21,8 @@ SHARDS = "shards"
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool) -> None:
     """Write this rank's part of `tensors` into `folder / SHARDS`. All ranks together."""
     writer = dcp.FileSystemWriter(folder / SHARDS, single_file_per_rank=True)
-    dcp.save(dict(tensors), storage_writer=writer, no_dist=alone)
+    with _quiet():
+        dcp.save(dict(tensors), storage_writer=writer, no_dist=alone)
 
 
 def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool) -> None:
@@ -41,7 +44,16 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool) -> 
         raise ValueError(
             f"missing {missing[:3]}, unexpected {unexpected[:3]}, wrong shape {misshapen[:3]}"
         )
-    dcp.load(dict(tensors), storage_reader=reader, no_dist=alone)
+    with _quiet():
+        dcp.load(dict(tensors), storage_reader=reader, no_dist=alone)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """One process alone is meant; torch would warn that it assumes so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 def shard_names(folder: Path) -> set[str]:
