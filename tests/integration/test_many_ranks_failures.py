@@ -61,6 +61,20 @@ def test_another_number_of_devices_than_processes_is_refused(
     assert_refused(runs, "num_devices is 4, but the launcher started 2 processes")
 
 
+def test_more_devices_than_the_one_process_that_was_started_are_refused(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    (run,) = pool.run(1, train, tmp_path / "run", "num_devices=2")
+    assert_refused([run], "num_devices is 2, but the launcher started 1 process.")
+
+
+def test_a_recipe_that_one_rank_does_not_see_is_refused_where_it_is_read(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    runs = started_differently(pool, tmp_path, [[], ["bogus=3"]])
+    assert_refused(runs, "rank 1:", "bogus")
+
+
 def test_a_checkpoint_that_one_rank_does_not_see_is_refused(pool: RankPool, tmp_path: Path) -> None:
     saved = train(tmp_path / "node-0" / "saved", "num_rollouts=1", "save_interval=1")
     assert saved.exit_code == 0

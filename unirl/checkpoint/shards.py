@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 SHARDS = "shards"
@@ -21,8 +22,12 @@ SHARDS = "shards"
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool) -> None:
     """Write this rank's part of `tensors` into `folder / SHARDS`. All ranks together."""
     writer = dcp.FileSystemWriter(folder / SHARDS, single_file_per_rank=True)
-    with _quiet():
-        dcp.save(dict(tensors), storage_writer=writer, no_dist=alone)
+    try:
+        with _quiet():
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=alone)
+    except CheckpointException as error:  # names the ranks only; what went wrong is inside
+        cause, _ = next(iter(error.failures.values()))
+        raise cause from error
 
 
 def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool) -> None:
@@ -42,7 +47,8 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool) -> 
     ]
     if missing or unexpected or misshapen:
         raise ValueError(
-            f"missing {missing[:3]}, unexpected {unexpected[:3]}, wrong shape {misshapen[:3]}"
+            f"missing {missing[:3]}, unexpected {unexpected[:3]}, wrong shape {misshapen[:3]}. It "
+            "needs the model.path, stack.lora and save_mode of the run that saved it."
         )
     with _quiet():
         dcp.load(dict(tensors), storage_reader=reader, no_dist=alone)

@@ -68,6 +68,7 @@ def summary(recipe: str, config: RunConfig) -> str:
         "rollout": _rollout(config),
         "training": _training(config),
         "run": _run(config),
+        "devices": _devices(config),
         "left out": _left_out(config),
         "sync": _sync(config),
         "residency": _residency(config),
@@ -114,6 +115,18 @@ def _run(config: RunConfig) -> str:
     if config.save_interval:
         parts.append(f"saved every {_each(config.save_interval)}")
     return "; ".join(parts)
+
+
+def _devices(config: RunConfig) -> str:
+    if config.num_devices == 1:
+        return ""
+    meshes = {
+        "full": f"weights in shards over all {config.num_devices}",
+        "hybrid": f"weights in shards over groups of {config.backend.shard_size}",
+        "no_shard": "a copy of the weights on each",
+    }
+    prompts = _plural(config.batch_size // config.num_devices, "prompt")
+    return f"{config.num_devices} ranks; {prompts} each; {meshes[config.backend.mesh]}"
 
 
 def _sync(config: RunConfig) -> str:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.console import Console
@@ -20,7 +21,11 @@ from rich.text import Text
 from unirl import __version__
 from unirl.cli.check import checked, checked_but_for_files, summary
 from unirl.cli.recipes import describe_components, describe_recipes, recipe_folders
+from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError, UnirlError
+
+if TYPE_CHECKING:
+    from unirl.distributed.ranks import Ranks
 
 _EXAMPLES = """\
 examples:
@@ -46,10 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _check(args)
             case _:
                 return _recipes(args)
-    except ConfigError as error:
-        return _report(error, exit_code=3)
     except UnirlError as error:
-        return _report(error, exit_code=1)
+        return _report(error)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         return 130
@@ -60,12 +63,8 @@ def _train(args: argparse.Namespace) -> int:
     # Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     words = (args.recipe, args.overrides, args.config_dir)
-    if "RANK" in os.environ and not args.cfg:
-        from unirl.runtime.run import run_as_rank  # imports torch
-
-        return run_as_rank(
-            lambda ranks: checked(*words) if ranks.is_main else checked_but_for_files(*words)
-        )
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys() and not args.cfg:
+        return _train_as_rank(*words)
     config = checked(*words)
     if args.cfg:
         print(yaml.safe_dump(config.model_dump(), sort_keys=False), end="")
@@ -79,6 +78,21 @@ def _train(args: argparse.Namespace) -> int:
     from unirl.runtime.run import run  # imports torch
 
     return run(config)
+
+
+def _train_as_rank(recipe: str, overrides: Sequence[str], config_dir: Path | None) -> int:
+    from unirl.runtime.run import run_as_rank  # imports torch
+
+    def read_config(ranks: Ranks) -> RunConfig:
+        read = checked if ranks.is_main else checked_but_for_files
+        return read(recipe, overrides, config_dir)
+
+    try:
+        return run_as_rank(read_config)
+    except UnirlError as error:
+        if os.environ["RANK"] == "0":  # it is told of every rank's failure
+            raise
+        return _exit_code(error)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -98,12 +112,14 @@ def _recipes(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report(error: UnirlError, exit_code: int) -> int:
-    if os.environ.get("RANK", "0") != "0":  # rank 0 is told of every rank's failure and prints it
-        return exit_code
+def _exit_code(error: UnirlError) -> int:
+    return 3 if isinstance(error, ConfigError) else 1
+
+
+def _report(error: UnirlError) -> int:
     text = Text.assemble(("error: ", "bold red"), str(error))
     Console(stderr=True, soft_wrap=True).print(text)
-    return exit_code
+    return _exit_code(error)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

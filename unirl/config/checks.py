@@ -205,6 +205,26 @@ def _blocks(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _gathering(config: RunConfig) -> Iterator[Problem]:
+    """Keys of sharded weights that would change nothing, or that the network cannot compute in."""
+    backend = config.backend
+    if backend.gather_dtype == "bf16" and config.model.precision == "fp32":
+        yield Problem(
+            "backend.gather_dtype",
+            "is bf16, but model.precision=fp32 computes with float32 weights. Set "
+            "model.precision=bf16, or backend.gather_dtype=stored.",
+        )
+    if backend.mesh == "no_shard":
+        for key, is_set in {
+            "backend.gather_dtype": backend.gather_dtype != "stored",
+            "rollout.unshard": config.rollout.unshard,
+        }.items():
+            if is_set:
+                yield Problem(
+                    key, "gathers shards, but with backend.mesh=no_shard there are none. Remove it."
+                )
+
+
 def _unshard(config: RunConfig) -> Iterator[Problem]:
     if config.rollout.unshard and not engine_capabilities(config).shares_train_weights:
         yield Problem(
@@ -261,6 +281,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     ),
     device_geometry: ("batch_size", "num_devices", "backend.mesh", "backend.shard_size"),
     _blocks: ("backend.block_classes", "model.family", "num_devices", "backend"),
+    _gathering: ("backend.gather_dtype", "backend.mesh", "model.precision", "rollout.unshard"),
     _unshard: ("rollout.unshard", "rollout.engine"),
     _updates: ("stack.num_updates_per_batch", "algorithm.path"),
     _accumulate: (

@@ -64,10 +64,10 @@ def require_local_devices(num_devices: int, device_name: str) -> None:
         return
     found = torch.cuda.device_count()
     if found < num_devices:
+        fewer = f"Set num_devices to {found} or less, start" if found else "Start"
         raise ConfigError(
-            f"num_devices is {num_devices}, but this machine has {found} GPUs. Set num_devices to "
-            f"{found} or less, start the ranks with torchrun on several machines, or set "
-            "device=cpu."
+            f"num_devices is {num_devices}, but this machine has {found or 'no'} GPUs. {fewer} "
+            "the ranks with torchrun on several machines, or set device=cpu."
         )
 
 
@@ -104,12 +104,11 @@ def take_device(num_devices: int, device_name: str, ranks: Ranks) -> None:
 
     Raises ConfigError when it has none, or the launcher started other than num_devices processes.
     """
-    if launched_world_size() is None:
-        return
     if ranks.world_size != num_devices:
+        started = "1 process" if ranks.world_size == 1 else f"{ranks.world_size} processes"
         raise ConfigError(
-            f"num_devices is {num_devices}, but the launcher started {ranks.world_size} processes. "
-            f"Set num_devices={ranks.world_size}."
+            f"num_devices is {num_devices}, but the launcher started {started}. "
+            f"Set num_devices={ranks.world_size}, or start {num_devices} ranks."
         )
     on_gpu = device_name == "cuda" or (device_name == "auto" and torch.cuda.is_available())
     if ranks.world_size == 1 or not on_gpu:

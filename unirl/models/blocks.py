@@ -12,9 +12,15 @@ from unirl.core.errors import ModelError
 
 
 def find_blocks(network: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:
-    """Modules of these classes in the order of the network.
+    """Modules of these classes in the order of the network; raises like `block_names`."""
+    return [network.get_submodule(name) for name in block_names(network, class_names)]
 
-    Raises ModelError when a name matches nothing, or one block lies inside another.
+
+def block_names(network: nn.Module, class_names: Sequence[str]) -> list[str]:
+    """Names of the modules of these classes, in the order of the network.
+
+    Ask before an adapter is attached: it wraps layers in classes of its own, under their names.
+    Raises ModelError when a class matches nothing, or one block lies inside another.
     """
     inside = [(name, module) for name, module in network.named_modules() if name]
     found = [(name, module) for name, module in inside if type(module).__name__ in class_names]
@@ -32,4 +38,4 @@ def find_blocks(network: nn.Module, class_names: Sequence[str]) -> list[nn.Modul
             raise ModelError(
                 f"backend.block_classes: {name} lies inside {outer[0]}; list only one of the two."
             )
-    return [module for _, module in found]
+    return names

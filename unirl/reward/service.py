@@ -136,6 +136,7 @@ def _score_checked(
             returned = scorer.score(images, records)
         scores = torch.as_tensor(returned, dtype=torch.float32).detach().cpu()
     except Exception as error:
+        logger.debug("scorer %r failed", name, exc_info=True)  # its traceback, for run.log
         raise RewardError(
             f"scorer {name!r} failed: {type(error).__name__}: {error}. "
             "Fix it, or set reward.on_failure=retry or drop_group."

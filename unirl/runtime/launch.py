@@ -30,6 +30,8 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 TORCH_HANDLES = (signal.SIGHUP, signal.SIGQUIT)
 """Torch hands these to the ranks and ends; a lost terminal would leave the ranks behind."""
+EXPLAINED = (1, 3, INTERRUPTED)
+"""Exit codes of ranks that have said why."""
 MAX_LINES = 100
 """Of a failed rank's stderr: a traceback, not the warnings of an hour."""
 
@@ -180,6 +182,8 @@ def _report(rank: int, failure: ProcessFailure, folder: Path, stop: _Stop) -> in
         hint = " (out of memory?)" if failure.exitcode == -signal.SIGKILL else ""
         _print_error(f"rank {rank} was killed by {failure.signal_name()}{hint}")
         return 1
+    if failure.exitcode not in EXPLAINED:
+        _print_error(f"rank {rank} exited with code {failure.exitcode}")
     return failure.exitcode
 
 

@@ -13,7 +13,7 @@ from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
 from unirl.distributed.ranks import Ranks
 from unirl.models.base import DiffusionModel
-from unirl.models.blocks import find_blocks
+from unirl.models.blocks import block_names
 from unirl.models.filling import fill_from_files
 from unirl.models.lora import adapter_parameters, attach_lora, initial_value
 from unirl.samplers.noise import seed_of
@@ -36,14 +36,21 @@ def build_training_model(
     config: RunConfig, device: torch.device, ranks: Ranks, with_encoders: bool
 ) -> tuple[DiffusionModel, TrainBackend]:
     """The model to train and how its network lies on the ranks."""
-    if ranks.world_size == 1 or config.backend.mesh == "no_shard":
-        model = build_model(config, device, with_encoders)
-        if config.backend.activation_checkpointing:
-            checkpoint_activations(_blocks(config, model))
-        return model, WholeBackend() if ranks.world_size == 1 else CopiesBackend()
-    model = _read(config, with_encoders, in_shards=True)
+    in_shards = ranks.world_size > 1 and config.backend.mesh != "no_shard"
+    model = _read(config, with_encoders, in_shards=in_shards)
+    network = model.network
+    checkpoints = config.backend.activation_checkpointing
+    # By name: an adapter may put another module in a block's place.
+    names = block_names(network, _block_classes(config)) if in_shards or checkpoints else []
     _make_trainable(config, model)
-    backend = _shard(config, model, device, ranks)
+    blocks = [network.get_submodule(name) for name in names]
+    if checkpoints:
+        checkpoint_activations(blocks)
+    if in_shards:
+        backend = _shard(config, model, blocks, device, ranks)
+    else:
+        network.to(device)
+        backend = WholeBackend() if ranks.world_size == 1 else CopiesBackend()
     for module in model.frozen_modules.values():
         module.to(device)
     return model, backend
@@ -74,15 +81,16 @@ def _make_trainable(config: RunConfig, model: DiffusionModel) -> None:
 
 
 def _shard(
-    config: RunConfig, model: DiffusionModel, device: torch.device, ranks: Ranks
+    config: RunConfig,
+    model: DiffusionModel,
+    blocks: Sequence[nn.Module],
+    device: torch.device,
+    ranks: Ranks,
 ) -> TrainBackend:
     """Shard the network in place; values come in only where they stay."""
     from unirl.train.sharded import ShardedBackend, make_mesh  # costs half a second to import
 
     network = model.network
-    blocks = _blocks(config, model)
-    if config.backend.activation_checkpointing:
-        checkpoint_activations(blocks)
     mesh = make_mesh(config.backend, ranks.world_size, device)
     decided = config.backend.model_copy(update={"defer_reduce": config.defers_reduce})
     backend = ShardedBackend(network, blocks, mesh, decided)
@@ -108,9 +116,8 @@ def _fill(
     fill_from_files(rest, model.network_files(), lambda p, value: write_share(backend, p, value))
 
 
-def _blocks(config: RunConfig, model: DiffusionModel) -> Sequence[nn.Module]:
-    names = config.backend.block_classes
-    return find_blocks(model.network, names or catalog.MODELS[config.model.family].block_classes)
+def _block_classes(config: RunConfig) -> Sequence[str]:
+    return config.backend.block_classes or catalog.MODELS[config.model.family].block_classes
 
 
 def _adapter_seed(config: RunConfig) -> int:

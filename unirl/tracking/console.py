@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 from rich.console import Console
@@ -127,17 +128,22 @@ def setup_logging(run_dir: Path, console: Console) -> None:
 
 
 def setup_rank_logging(run_dir: Path, rank: int) -> None:
-    """Send warnings of a rank that has no console to `<run_dir>/logs/rank-<rank>.log`.
+    """Send warnings and tracebacks of a rank without a console to `<run_dir>/logs/rank-<rank>.log`.
 
-    The file is made by the first warning.
+    Folder and file are made by the first one.
     """
-    path = run_dir / "logs" / f"rank-{rank}.log"
-    with output_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        to_file = logging.FileHandler(path, encoding="utf-8", delay=True)
+    to_file = _MakesItsFolder(run_dir / "logs" / f"rank-{rank}.log", encoding="utf-8", delay=True)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    to_file.setLevel(logging.WARNING)
+    to_file.addFilter(lambda record: record.levelno >= logging.WARNING or bool(record.exc_info))
     _replace_handlers([to_file])
+
+
+class _MakesItsFolder(logging.FileHandler):
+    """Once there is something to write."""
+
+    def _open(self) -> TextIOWrapper:
+        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+        return super()._open()
 
 
 def _replace_handlers(handlers: Sequence[logging.Handler]) -> None:

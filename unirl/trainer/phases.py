@@ -7,6 +7,7 @@ scores are those of all its samples, the same on every rank.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from unirl.reward.service import RewardService
 from unirl.rollout.engine import RolloutEngine
 from unirl.trainer.clock import PhaseClock
 from unirl.weight_sync.base import StagedWeightSync, WeightSync
+
+logger = logging.getLogger("unirl.trainer")
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Phases:
             self.residency.enter(Role.REWARD, preserve)
             own = self.ranks.together(lambda: self.reward.score(rollout))
             rewards = self._join_rewards(own, len(request.prompts))
+        self._report_dropped(rewards, request)
         if not rewards.valid.any():
             raise RewardError("every prompt group of this rollout was dropped by failed scores")
         return rewards
@@ -86,6 +90,16 @@ class Phases:
         names = [name for name in parts[0] if all(name in part for part in parts)]
         num_prompts = len(request.prompts)
         return {name: join_samples([part[name] for part in parts], num_prompts) for name in names}
+
+    def _report_dropped(self, rewards: Rewards, request: RolloutRequest) -> None:
+        """Other ranks' warnings are in their own logs; rank 0 at least gives the number."""
+        dropped = int((~rewards.valid).sum()) // request.samples_per_prompt
+        if dropped and self.ranks.world_size > 1 and self.ranks.is_main:
+            logger.warning(
+                "%d of %d prompt groups dropped; logs/rank-<r>.log has the reasons of other ranks",
+                dropped,
+                len(request.prompts),
+            )
 
     def _join_rewards(self, own: Rewards, num_prompts: int) -> Rewards:
         parts = self.ranks.gather(own)

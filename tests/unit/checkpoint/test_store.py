@@ -278,7 +278,15 @@ def save_safetensors(folder: Path) -> None:
     save_file({"weight": torch.zeros(500_000)}, folder / "policy.safetensors")
 
 
-@pytest.mark.parametrize("write", [save_bytes, save_torch, save_safetensors])
+def save_shards(folder: Path) -> None:
+    import torch
+
+    from unirl.checkpoint.shards import write_shards
+
+    write_shards(folder, {"weight": torch.zeros(500_000)}, alone=True)
+
+
+@pytest.mark.parametrize("write", [save_bytes, save_torch, save_safetensors, save_shards])
 def test_a_really_full_disk_keeps_the_earlier_checkpoint(small_disk, write):
     store = CheckpointStore(small_disk)
     store.save(1, write_weights(b"x" * 300_000))

@@ -204,6 +204,21 @@ REJECTIONS = [
     (["num_devices=2", "device=cuda:1"], "device", ["one device for num_devices=2 ranks"]),
     (["backend.shard_size=2"], "backend.shard_size", ["backend.mesh=full has no shard groups"]),
     (
+        ["backend.gather_dtype=bf16", "model.precision=fp32"],
+        "backend.gather_dtype",
+        ["model.precision=fp32 computes with float32", "model.precision=bf16"],
+    ),
+    (
+        ["backend={mesh:no_shard,gather_dtype:bf16}", "model.precision=bf16"],
+        "backend.gather_dtype",
+        ["backend.mesh=no_shard", "Remove it"],
+    ),
+    (
+        ["backend.mesh=no_shard", "rollout.unshard=true"],
+        "rollout.unshard",
+        ["backend.mesh=no_shard", "Remove it"],
+    ),
+    (
         ["rollout.engine=replica", "rollout.unshard=true"],
         "rollout.unshard",
         ["rollout.engine=replica has whole weights", "rollout.unshard=false"],

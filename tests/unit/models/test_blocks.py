@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from unirl.core.errors import ModelError
-from unirl.models.blocks import find_blocks
+from unirl.models.blocks import block_names, find_blocks
+from unirl.models.lora import attach_lora
 
 
 class Layer(nn.Module):
@@ -54,6 +56,14 @@ def test_an_empty_list_is_an_error() -> None:
 def test_a_block_inside_another_is_an_error_that_names_both() -> None:
     with pytest.raises(ModelError, match=r"pairs\.0\.first lies inside pairs\.0; list only one"):
         find_blocks(Network(), ["Pair", "Layer"])
+
+
+def test_names_found_before_an_adapter_lead_to_the_layers_it_wraps() -> None:
+    network = Network()
+    names = block_names(network, ["Linear"])
+    attach_lora(network, 2, 4.0, ["linear"], seed=0)
+    assert all(isinstance(network.get_submodule(name), LoraLayer) for name in names)
+    assert len(names) == 5
 
 
 def test_the_network_itself_is_no_block() -> None:
