@@ -4,7 +4,7 @@ Trains the quickstart's model on 1, 2 and 4 ranks and times every call of `Ranks
 for the slowest rank (which is the work, not the driver), then the exchange itself.
 
     python scripts/bench_ranks.py                  # about two minutes on two CPU cores
-    python scripts/bench_ranks.py --ranks 1 2      # fewer
+    python scripts/bench_ranks.py --ranks 2 rollout.unshard=true
 
 Gradients and gathered weights travel over the train backend, not over `Ranks`; docs/scaling.md has
 their volume.
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +32,7 @@ from unirl.distributed.group import joined
 from unirl.distributed.ranks import Ranks
 from unirl.residency.trace import TransitionLog
 from unirl.runtime.build import build_roles, build_trainer, load_all_prompts
-from unirl.tracking.tracker import Tracker
+from unirl.tracking.tracker import Row, Sink, Tracker
 from unirl.trainer.checkpoints import Checkpoints
 
 T = TypeVar("T")
@@ -78,23 +79,24 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--recipe", default="quickstart")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(args)
         return
-    print("ranks   exchanges/window   exchange ms   waiting ms   window s   exchange share")
+    print("ranks  exchanges/window  exchange ms  waiting ms  sampling s  window s  exchange share")
     for num_ranks in args.ranks:
         row = json.loads(start(num_ranks, args))
         print(
-            f"{num_ranks:5} {row['exchanges']:18.1f} {1e3 * row['exchange']:13.2f} "
-            f"{1e3 * row['waiting']:12.1f} {row['window']:10.2f} "
+            f"{num_ranks:5} {row['exchanges']:17.1f} {1e3 * row['exchange']:12.2f} "
+            f"{1e3 * row['waiting']:11.1f} {row['sampling']:11.3f} {row['window']:9.3f} "
             f"{row['exchange'] / row['window']:15.2%}"
         )
 
 
 def start(num_ranks: int, args: argparse.Namespace) -> str:
     """The JSON line of rank 0."""
-    words = ["--windows", str(args.windows), "--recipe", args.recipe]
+    words = ["--windows", str(args.windows), "--recipe", args.recipe, *args.overrides]
     engine = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
@@ -109,22 +111,43 @@ def start(num_ranks: int, args: argparse.Namespace) -> str:
 def run_rank(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     num_ranks = int(os.environ["WORLD_SIZE"])
-    config = checked(args.recipe, [f"num_devices={num_ranks}", "num_threads=1"], None)
+    words = [f"num_devices={num_ranks}", "num_threads=1", *args.overrides]
+    config = checked(args.recipe, words, None)
     with ExitStack() as resources:
         ranks = TimedRanks(resources.enter_context(joined()))
-        seconds = train(config, ranks, args.windows, resources)
+        sampling, window = train(config, ranks, args.windows, resources)
     if ranks.is_main:
         row = {
             "exchanges": ranks.num_exchanges / args.windows,
             "exchange": ranks.exchange_seconds / args.windows,
             "waiting": ranks.waiting_seconds / args.windows,
-            "window": seconds / args.windows,
+            "sampling": sampling,
+            "window": window,
         }
         Path(os.environ["BENCH_RANKS_RESULT"]).write_text(json.dumps(row))
 
 
-def train(config: RunConfig, ranks: TimedRanks, num_windows: int, resources: ExitStack) -> float:
-    """Seconds for `num_windows` windows after a first one, which is not counted."""
+class Rows(Sink):
+    """Keeps the metrics."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Mapping[str, float]] = []
+
+    def log(self, row: Row) -> None:
+        self.metrics.append(row.metrics)
+
+    def image(self, name: str, path: Path, rollout: int) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def train(
+    config: RunConfig, ranks: TimedRanks, num_windows: int, resources: ExitStack
+) -> tuple[float, float]:
+    """Seconds of sampling and of a whole window: means after a first one, which is not counted."""
+    rows = Rows()
     prompts = load_all_prompts(config)
     roles = build_roles(config, prompts, ranks)
     folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
@@ -137,7 +160,7 @@ def train(config: RunConfig, ranks: TimedRanks, num_windows: int, resources: Exi
         Checkpoints(config, roles.stack, folder, None, ranks),
         folder,
         transitions,
-        Tracker([]),
+        Tracker([rows]),
         lambda: ranks.any(False),
         ranks,
     )
@@ -147,7 +170,9 @@ def train(config: RunConfig, ranks: TimedRanks, num_windows: int, resources: Exi
     for window in range(1, num_windows + 1):
         trainer.train_window(range(window, window + 1))
         ranks.any(False)  # the loop asks whether to stop before each window
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    sampling = [metrics["perf/rollout_seconds"] for metrics in rows.metrics[1:]]
+    return sum(sampling) / num_windows, seconds / num_windows
 
 
 if __name__ == "__main__":
