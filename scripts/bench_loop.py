@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="quickstart")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    plain = ["eval_interval=0", "save_interval=0", "num_rollouts=1000"]
+    plain = ["eval_interval=0", "save_interval=0", "num_rollouts=1000", "sampling.kernel=flow"]
     config = compose(args.recipe, plain)
     own_starts = compose(args.recipe, [*plain, "sampling.init_same_noise=false"])
     with ExitStack() as resources:

@@ -4,7 +4,7 @@ In goes a seed, out comes `unirl/assets/tiny/model.safetensors`. Flow matching: 
 regresses noise - x_0 at a logit-normal noise level, with 10 % of the prompts dropped. It never sees
 the 200 held-out texts.
 
-    python scripts/pretrain_tiny.py    # 8 minutes on one quiet core with AVX512-BF16
+    python scripts/pretrain_tiny.py    # 7 minutes on one quiet core with AVX512-BF16
 
 A base that already spells leaves reinforcement learning nothing to show. So what is shipped lies on
 the straight line between two moving averages of the same run: 45 % after step 500, 55 % after step
@@ -12,7 +12,7 @@ the straight line between two moving averages of the same run: 45 % after step 5
 256 held-out prompts (8 Euler steps, guidance 1, seed 0):
 
     step                400    600    800   1000   1200   1400   1600   1800   shipped
-    OCR similarity     .089   .287   .590   .744   .773   .762   .892   .926   .407
+    OCR similarity     .089   .287   .590   .744   .773   .762   .892   .926   .400
     exact readings     .004   .043   .254   .461   .512   .512   .738   .812   .070
 """
 
