@@ -102,8 +102,8 @@ class SamplingConfig(Block):
     eta: float = Field(default=0.7, ge=0)
     """Noise level. Larger explores more and trains on noisier images."""
     init_same_noise: bool = False
-    """All samples of a group start from the same noise, so only the SDE steps tell them apart. Up to
-    the first of these the network is asked once for all of them, in sampling and in training."""
+    """All samples of a group start from the same noise, so only the SDE steps tell them apart. Up
+    to the first of these the network is asked once for all of them, in sampling and training."""
     sde_steps: SdeStepsConfig = SdeStepsConfig()
 
 
