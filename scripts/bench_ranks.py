@@ -83,7 +83,7 @@ def main() -> None:
     args = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(args)
-        return
+        os._exit(0)  # see unirl.train_diffusion
     print("ranks  exchanges/window  exchange ms  waiting ms  sampling s  window s  exchange share")
     for num_ranks in args.ranks:
         row = json.loads(start(num_ranks, args))
