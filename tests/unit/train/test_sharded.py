@@ -285,8 +285,9 @@ def test_every_rank_reads_the_same_whole_weights(pool: RankPool, adapter: bool) 
         assert payload.version == expected.version
         assert same_bits(payload.tensors, expected.tensors)
         assert payload.probe is not None
-        assert torch.equal(payload.probe.velocity, expected.probe.velocity)
-        assert torch.equal(payload.probe.base_velocity, expected.probe.base_velocity)
+        # Not bit for bit: how a small product rounds depends on where gathered weights lie.
+        torch.testing.assert_close(payload.probe.velocity, expected.probe.velocity)
+        torch.testing.assert_close(payload.probe.base_velocity, expected.probe.base_velocity)
 
 
 def write_everything(values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
