@@ -219,7 +219,8 @@ def test_a_scorer_that_fails_now_and_then_is_asked_again(tmp_path: Path) -> None
         "reward.scorers={ocr:null,color:null,own:{path:'failing_scorers:FailsEverySecondTime'}}",
     )
     assert run.exit_code == 0, run.errors
-    assert run.log.count("TimeoutError: no answer") == 2
+    assert run.log.count("TimeoutError: no answer. Fix it") == 2
+    assert run.log.count("Traceback") == 2
 
 
 def test_a_judge_that_fails_costs_its_number_and_not_the_run(tmp_path: Path) -> None:
