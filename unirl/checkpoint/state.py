@@ -69,25 +69,14 @@ def write_state(
     if form.sharded:
         tensors = stack.sharded_state(form.adapter_only)
         write_shards(folder, tensors, alone=ranks.world_size == 1)
-        _write_on_main(folder, state, {}, None, ranks)
     else:
         weights, optimizer = stack.state_tensors(form.adapter_only), stack.optimizer_state()
-        _write_on_main(folder, state, weights, optimizer, ranks)
-
-
-def _write_on_main(
-    folder: Path,
-    state: TrainerState,
-    weights: Mapping[str, Tensor],
-    optimizer: Mapping[str, Any] | None,
-    ranks: Ranks,
-) -> None:
-    if not ranks.is_main:
-        return
-    if optimizer is not None:
-        save_file(dict(weights), folder / "weights.safetensors")
-        torch.save(optimizer, folder / "optimizer.pt")
-    (folder / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1) + "\n")
+        if ranks.is_main:
+            save_file(weights, folder / "weights.safetensors")
+            torch.save(optimizer, folder / "optimizer.pt")
+    if ranks.is_main:
+        text = json.dumps(asdict(state), indent=1) + "\n"
+        (folder / "trainer_state.json").write_text(text)
 
 
 def read_trainer_state(folder: Path) -> TrainerState:

@@ -9,6 +9,9 @@ from typing import Any, Self
 
 logger = logging.getLogger("unirl.runtime")
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 
 class GracefulStop:
     """While active, the first signal asks the trainer to stop and the second one ends at once."""

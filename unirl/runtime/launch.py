@@ -26,8 +26,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+from unirl.runtime.interrupt import INTERRUPTED
+
 TORCH_HANDLES = (signal.SIGHUP, signal.SIGQUIT)
 """Torch hands these to the ranks and ends; a lost terminal would leave the ranks behind."""
 EXPLAINED = (1, 3, INTERRUPTED)

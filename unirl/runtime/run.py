@@ -33,7 +33,7 @@ from unirl.runtime.build import (
     load_all_prompts,
     missing_judges,
 )
-from unirl.runtime.interrupt import GracefulStop
+from unirl.runtime.interrupt import INTERRUPTED, GracefulStop
 from unirl.runtime.run_directory import RunDirectory
 from unirl.tracking.console import ConsoleSink, setup_logging, setup_rank_logging, summary
 from unirl.tracking.jsonl import JsonlSink, read_rows
@@ -45,9 +45,6 @@ from unirl.trainer.diffusion import TrainResult
 from unirl.trainer.requests import evaluation_params
 
 logger = logging.getLogger("unirl.runtime")
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 
 
 def run(config: RunConfig) -> int:
