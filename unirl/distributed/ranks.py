@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from unirl.core.errors import ConfigError, RankError, UnirlError
+from unirl.core.errors import RankError, UnirlError
 
 T = TypeVar("T")
 
@@ -70,16 +70,6 @@ class Ranks(ABC):
             return action() if self.is_main else None
 
         return self.broadcast(self.together(run))  # type: ignore[return-value]
-
-    def require_same(self, what: str, value: object, advice: str) -> None:
-        """Raise ConfigError on all ranks unless the value is the same everywhere."""
-        values = self.gather(value)
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise ConfigError(
-                    f"{what} differs between ranks: rank 0 has {values[0]}, rank {rank} has "
-                    f"{other}. {advice}"
-                )
 
 
 class _Outcome(Generic[T]):
