@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 
 from scaling.costs import memory, volume
-from scaling.layout import lay_out, pretended_group
+from unirl.planning.layout import lay_out, pretended_group
 from scaling.networks import NETWORKS, build_network
 from scaling.schedule import schedule, transitions
 

@@ -5,9 +5,10 @@ The network is a `TinyDiT` with random weights everywhere, so that every LoRA la
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from unirl.algorithms.advantage import group_relative
 from unirl.algorithms.flow_grpo import FlowGRPO
 from unirl.config.schema import RunConfig
+from unirl.core.components import Movable, Moved
 from unirl.core.types import (
     PromptBatch,
     PromptRecord,
@@ -25,9 +27,15 @@ from unirl.core.types import (
     ScoredRollout,
 )
 from unirl.distributed.ranks import OneRank
+from unirl.memory.hostmem import HostArena, HostLimit
 from unirl.models.lora import adapter_parameters, attach_lora
 from unirl.models.tiny import TinyModel
 from unirl.models.tiny_dit import TinyDiT, TinyDiTConfig, TinyTokenizer
+from unirl.residency.directory import Directory
+from unirl.residency.ledger import Ledger
+from unirl.residency.policy import Role
+from unirl.residency.transaction import Transaction
+from unirl.residency.transition import Transition
 from unirl.rollout.sampling import sample_with_model
 from unirl.train.backend import WholeBackend
 from unirl.train.stack import TrainStack
@@ -116,7 +124,37 @@ def train_stack(model: TinyModel, overrides: Mapping[str, Any] | None = None) ->
         config.seed,
         CPU,
         OneRank(),
+        host_arena(),
     )
+
+
+def host_arena() -> HostArena:
+    """Plenty of pageable host memory."""
+    return HostArena(HostLimit(2**34, "test"), pin=False)
+
+
+class HasParts(Protocol):
+    @property
+    def parts(self) -> Sequence[Movable]: ...
+
+
+_DIRECTORIES: weakref.WeakKeyDictionary[HasParts, Directory] = weakref.WeakKeyDictionary()
+
+
+def _move(role: HasParts, to_device: bool) -> Moved:
+    """All of one role, as the planner moves it; a role keeps its directory through a test."""
+    directory = _DIRECTORIES.setdefault(role, Directory(role.parts))
+    parts = [part for part in role.parts if part.is_resident != to_device]
+    moves = Transaction(directory, Ledger(None)).run(parts, to_device=to_device)
+    return Transition(1, Role.TRAIN, to_device, "test", moves, 0.0).moved
+
+
+def offload(role: HasParts) -> Moved:
+    return _move(role, to_device=False)
+
+
+def onload(role: HasParts) -> Moved:
+    return _move(role, to_device=True)
 
 
 def records(num_prompts: int) -> tuple[PromptRecord, ...]:

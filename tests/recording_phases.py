@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 import torch
 from builders import CPU, tiny_model
-from recording_roles import policy
+from recording_roles import RecordingPart, policy
 from torch import Tensor
 
 from unirl.core.capabilities import EngineCapabilities
-from unirl.core.components import Moved
+from unirl.core.components import Movable
 from unirl.core.types import Rewards, Rollout, RolloutRequest
 from unirl.distributed.ranks import OneRank
 from unirl.models.tiny import TinyModel
-from unirl.residency.planner import ResidencyPlanner, RoleMoves
+from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import Role
 from unirl.rollout.engine import SyncedEngine
 from unirl.rollout.sampling import sample_with_model
@@ -47,20 +47,22 @@ class Events:
         taken, self.seen = self.seen, []
         return taken
 
-    def moves(self, role: Role) -> RoleMoves:
-        def move(name: str) -> Moved:
-            self.add(f"{role.value} {name}")
-            return Moved(1)
+    def part(self, role: Role, is_resident: bool = True) -> RecordingPart:
+        """All of a role as one component that says when it moves."""
 
-        return RoleMoves(lambda: move("onload"), lambda: move("offload"))
+        def on_move(part: RecordingPart, move: str) -> None:
+            self.add(f"{role.value} {move}")
+
+        return RecordingPart(f"{role.value}.weights", is_resident=is_resident, on_move=on_move)
 
 
 class RecordingTrainer:
     """The train stack as the sync sees it."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, readable_while_parked: bool) -> None:
         self._events = events
         self.weight_version = 0
+        self.readable_while_parked = readable_while_parked
 
     def read_weights(self, *, adapter: bool, with_probe: bool) -> WeightPayload:
         self._events.add("extract")
@@ -77,22 +79,22 @@ class RecordingEngine(SyncedEngine):
     def __init__(self, events: Events, model: TinyModel, forgets: bool) -> None:
         self._events = events
         self._model = model
-        self._forgets = forgets
         self._version: int | None = None
+
+        def on_move(part: RecordingPart, move: str) -> None:
+            events.add(f"rollout {move}")
+            if move == "offload" and forgets:
+                self._version = None
+
+        self._part = RecordingPart("rollout.weights", is_resident=False, on_move=on_move)
+
+    @property
+    def parts(self) -> Sequence[Movable]:
+        return [self._part]
 
     @property
     def weight_version(self) -> int | None:
         return self._version
-
-    def wake_up(self) -> Moved:
-        self._events.add("rollout onload")
-        return Moved(1)
-
-    def sleep(self) -> Moved:
-        self._events.add("rollout offload")
-        if self._forgets:
-            self._version = None
-        return Moved(1)
 
     def load_weights(self, payload: WeightPayload) -> LoadReport:
         self._events.add(f"push {payload.version}")
@@ -128,25 +130,30 @@ class RecordingPhases:
     """`phases` for the code under test, and what its roles saw."""
 
     def __init__(
-        self, parked: Sequence[Role], *, full_sync: bool = False, engine_forgets: bool = False
+        self,
+        parked: Sequence[Role],
+        *,
+        full_sync: bool = False,
+        engine_forgets: bool = False,
+        readable_while_parked: bool = True,
     ) -> None:
         self.events = Events()
-        self.trainer = RecordingTrainer(self.events)
+        self.trainer = RecordingTrainer(self.events, readable_while_parked)
         self.model = tiny_model()
         self.engine = RecordingEngine(self.events, self.model, engine_forgets)
         sync_class = LocalFullSync if full_sync else LocalLoraSync
         self.sync: WeightSync = sync_class(self.trainer, self.engine, verify=False)
-        moves = {
-            Role.TRAIN: self.events.moves(Role.TRAIN),
-            Role.ROLLOUT: RoleMoves(self.engine.wake_up, self.engine.sleep),
-            Role.REWARD: self.events.moves(Role.REWARD),
+        components: dict[Role, Sequence[Movable]] = {
+            Role.TRAIN: [self.events.part(Role.TRAIN)],
+            Role.ROLLOUT: self.engine.parts,
+            Role.REWARD: [self.events.part(Role.REWARD)],
         }
         self.planner = ResidencyPlanner(
-            policy(*parked), moves, lambda transition: None, OneRank().barrier
+            policy(*parked), components, lambda transition: None, OneRank().barrier
         )
         self.phases = Phases(
             self.engine,
-            RecordingReward(self.events),  # type: ignore[arg-type]
+            RecordingReward(self.events),
             self.sync,
             self.planner,
             PhaseClock(),
@@ -156,6 +163,5 @@ class RecordingPhases:
     def step(self) -> None:
         """What the loop does around an optimizer step."""
         self.planner.enter(Role.TRAIN)
-        self.sync.invalidate()
         self.trainer.weight_version += 1
         self.events.add("step")

@@ -2,18 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unirl.core.components import Moved
+from unirl.core.components import VOID, Movable, Moved, Parking, Version, Void
 from unirl.distributed.ranks import OneRank
-from unirl.residency.planner import INITIALLY_ON_DEVICE, ResidencyPlanner, RoleMoves, Transition
+from unirl.residency.planner import INITIALLY_ON_DEVICE, ResidencyPlanner
 from unirl.residency.policy import ResidencyPolicy, Role
+from unirl.residency.transition import Transition
+
+
+class RecordingPart:
+    """A component of `size` bytes; `writes` is raised by whoever writes it, None loses it."""
+
+    def __init__(
+        self,
+        name: str,
+        size: int = 10,
+        *,
+        is_resident: bool = True,
+        parking: Parking = Parking.COPY,
+        written_by: str = "nobody",
+        host_key: str = "",
+        on_move: Callable[[RecordingPart, str], None] = lambda part, move: None,
+    ) -> None:
+        self.name = name
+        self.size = size
+        self.parking = parking
+        self.written_by = written_by
+        self.host_key = host_key or name
+        self.is_resident = is_resident
+        self.writes: int | None = 0
+        self.moved: list[str] = []
+        """Moves as they were asked for: `copy`, `drop` or `in`."""
+        self._on_move = on_move
+        self._host_bytes = 0 if is_resident else size
+
+    def version(self) -> Version | Void:
+        return VOID if self.writes is None else Version(self.writes)
+
+    def num_bytes(self) -> int:
+        return self.size
+
+    def host_bytes(self) -> int:
+        return self._host_bytes
+
+    def park(self, *, copy: bool) -> Moved:
+        self._on_move(self, "offload")
+        assert self.is_resident, f"{self.name} is not there"
+        self.is_resident = False
+        self.moved.append("copy" if copy else "drop")
+        if copy:
+            self._host_bytes = self.size
+        return Moved(self.size) if copy else Moved(0, self.size)
+
+    def unpark(self) -> Moved:
+        self._on_move(self, "onload")
+        assert not self.is_resident, f"{self.name} is there"
+        self.is_resident = True
+        self.moved.append("in")
+        return Moved(self.size)
 
 
 @dataclass
 class RecordingRoles:
-    """The slab as the roles see it: what moved, and who is there now."""
+    """The slab as the roles see it: one component each; what moved, and who is there now."""
 
     tracked: Collection[Role] = tuple(Role)
     moves: list[str] = field(default_factory=list)
@@ -22,19 +75,19 @@ class RecordingRoles:
     failing: set[str] = field(default_factory=set)
     """Moves that raise."""
 
-    def role_moves(self) -> Mapping[Role, RoleMoves]:
-        def action(role: Role, to_device: bool):
-            def run() -> Moved:
-                text = f"{role.value} {'onload' if to_device else 'offload'}"
+    def components(self) -> Mapping[Role, Sequence[Movable]]:
+        def part(role: Role) -> RecordingPart:
+            def on_move(part: RecordingPart, move: str) -> None:
+                text = f"{role.value} {move}"
                 if text in self.failing:
                     raise OSError(f"{text} failed")
                 self.moves.append(text)
-                self.on_device[role] = to_device
-                return Moved(10)
+                self.on_device[role] = move == "onload"
 
-            return run
+            there = INITIALLY_ON_DEVICE[role]
+            return RecordingPart(f"{role.value}.weights", is_resident=there, on_move=on_move)
 
-        return {role: RoleMoves(action(role, True), action(role, False)) for role in self.tracked}
+        return {role: [part(role)] for role in self.tracked}
 
     def take(self) -> list[str]:
         """Moves since the last call."""
@@ -55,4 +108,4 @@ def make_planner(
     roles: RecordingRoles, parked: Sequence[Role], records: list[Transition] | None = None
 ) -> ResidencyPlanner:
     record = (lambda transition: None) if records is None else records.append
-    return ResidencyPlanner(policy(*parked), roles.role_moves(), record, OneRank().barrier)
+    return ResidencyPlanner(policy(*parked), roles.components(), record, OneRank().barrier)

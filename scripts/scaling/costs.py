@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.layout import Layout
 from scaling.schedule import Schedule
 
 from unirl.config.components import engine_capabilities
 from unirl.config.schema import RunConfig
+from unirl.planning.layout import Layout
 
 
 @dataclass(frozen=True)

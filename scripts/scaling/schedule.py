@@ -9,10 +9,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from unirl.config.components import engine_capabilities, sync_capabilities
+from unirl.config.residency_checks import in_shards
 from unirl.config.schema import RunConfig
-from unirl.core.components import Moved
-from unirl.residency.planner import ResidencyPlanner, RoleMoves, Transition
+from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import ResidencyPolicy, Role
+from unirl.residency.transition import Transition
 from unirl.trainer.windows import sync_is_due
 
 PROBE_FORWARDS = 2
@@ -100,11 +101,11 @@ def transitions(config: RunConfig) -> list[str]:
     """Moves of a window in the middle of a run, e.g. `rollout onload`; the same on every rank."""
     moved: list[Transition] = []
     shares = engine_capabilities(config).shares_train_weights
-    nothing = RoleMoves(lambda: Moved(0), lambda: Moved(0))
     tracked = [role for role in Role if not (role is Role.TRAIN and shares)]
+    resident = config.resident
     planner = ResidencyPlanner(
-        ResidencyPolicy(config.train_resident, config.rollout_resident, config.reward_resident),
-        dict.fromkeys(tracked, nothing),
+        ResidencyPolicy(resident["train"], resident["rollout"], resident["reward"]),
+        dict.fromkeys(tracked, ()),
         moved.append,
         lambda: None,
     )
@@ -121,7 +122,10 @@ def _request_window(config: RunConfig, planner: ResidencyPlanner, window: range)
     has_adapter = sync is None or not sync.staged or not planner.parkable(Role.TRAIN)
     for rollout in window:
         if not has_adapter and sync_is_due(rollout, config.weight_sync_interval, None):
-            planner.enter(Role.TRAIN)
+            if planner.is_on_device(Role.TRAIN):
+                planner.make_room(Role.TRAIN)
+            elif in_shards(config):  # gathered on the device; whole weights are read on the host
+                planner.enter(Role.TRAIN)
             has_adapter = True
         planner.enter(Role.ROLLOUT)
         planner.set(Role.ROLLOUT, on_device=False)

@@ -74,8 +74,9 @@ class Run:
 
     def moves(self) -> list[str]:
         """`train onload`, ... from transitions.jsonl."""
-        rows = read_json_lines(self.directory / "transitions.jsonl")
-        return [f"{row['role']} {row['move']}" for row in rows]
+        lines = read_json_lines(self.directory / "transitions.jsonl")
+        moves = {line["transition"]: f"{line['role']} {line['move']}" for line in lines}
+        return list(moves.values())
 
     def logged_moves(self) -> list[str]:
         """The same from the lines of run.log."""

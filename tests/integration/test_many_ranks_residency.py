@@ -47,8 +47,12 @@ def test_a_rank_moves_its_own_shards_only(gates: dict[int, Run]) -> None:
 
 
 def moved_bytes(run: Run, role: str) -> list[int]:
-    rows = read_json_lines(run.directory / "transitions.jsonl")
-    return [row["moved_bytes"] + row["dropped_bytes"] for row in rows if row["role"] == role]
+    """Of each transition of the role."""
+    totals: Counter[int] = Counter()
+    for row in read_json_lines(run.directory / "transitions.jsonl"):
+        if row["role"] == role:
+            totals[row["transition"]] += row["moved_bytes"] + row["dropped_bytes"]
+    return list(totals.values())
 
 
 BUSY = (

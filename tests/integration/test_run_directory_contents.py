@@ -79,9 +79,19 @@ def test_transitions_are_numbered_and_have_their_costs(run: Run) -> None:
         for request in ("enter", "set")
         for role in ("train", "rollout", "reward")
     }
-    onloads = [row for row in rows if row["move"] == "onload" and row["role"] != "rollout"]
-    assert all(row["moved_bytes"] > 1_000_000 for row in onloads)
+    onloads = [row for row in rows if row["move"] == "onload"]
+    large = {row["component"] for row in onloads if row["moved_bytes"] > 1_000_000}
+    assert large >= {"train.base", "train.moments", "rollout.base", "reward.ocr.network"}
     assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_frozen_weights_never_go_back_to_the_host(run: Run) -> None:
+    """The engine wrote the one host copy before the run began; both roles park into it."""
+    rows = read_json_lines(run.directory / "transitions.jsonl")
+    parked = [row for row in rows if row["component"] in ("train.base", "rollout.base")]
+    parked = [row for row in parked if row["move"] == "offload"]
+    assert {row["component"] for row in parked} == {"train.base", "rollout.base"}
+    assert all(row["moved_bytes"] == 0 and row["dropped_bytes"] > 1_000_000 for row in parked)
 
 
 def test_moves_in_metrics_add_up_to_the_transitions(run: Run) -> None:

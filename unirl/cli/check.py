@@ -139,13 +139,11 @@ def _sync(config: RunConfig) -> str:
 
 def _residency(config: RunConfig) -> str:
     words = {True: "stays on the device", False: "is parked while idle"}
-    roles = {
-        "train": config.train_resident,
-        "rollout": config.rollout_resident,
-        "reward": config.reward_resident,
-    }
+    roles = config.resident
     if engine_capabilities(config).shares_train_weights:
-        roles = {"train": True, "reward": config.reward_resident}
+        roles = {"train": True, "reward": roles["reward"]}
+    if config.residency == "auto":
+        return "searched when the run starts; `unirl plan` shows it"
     return ", ".join(f"{role} {words[stays]}" for role, stays in roles.items())
 
 

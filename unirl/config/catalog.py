@@ -92,7 +92,10 @@ ENGINES = {
         "unirl.rollout.replica:ReplicaEngine",
         "samples with its own copy of the model in the same process",
         EngineCapabilities(
-            shares_train_weights=False, emits_log_probs=True, keeps_adapter_on_sleep=True
+            shares_train_weights=False,
+            emits_log_probs=True,
+            keeps_adapter_on_sleep=True,
+            shares_base=True,
         ),
     ),
 }

@@ -21,6 +21,7 @@ from unirl.config.components import (
 )
 from unirl.config.geometry import batch_geometry, device_geometry, image_size, stochastic_steps
 from unirl.config.problem import Problem
+from unirl.config.residency_checks import automatic, save_from_host, shared_base
 from unirl.config.resources import resolve_path
 from unirl.config.reward_checks import (
     all_scorers,
@@ -303,6 +304,9 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     ),
     train_parking: ("train_resident", "layout", "rollout.engine", "stack.lora", "algorithm.path"),
     trainside_separate: ("layout", "rollout.engine"),
+    shared_base: ("rollout", "stack.lora", "num_devices", "backend.mesh"),
+    save_from_host: ("save_reads", "num_devices", "backend.mesh"),
+    automatic: ("residency", "rollout.engine"),
     fractions: ("layout", "train_fraction", "reward_fraction"),
     _model_path: ("model.path",),
     _run_directory: ("run_name", "output_dir"),

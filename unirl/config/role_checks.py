@@ -30,7 +30,7 @@ def adapter_lost_on_sleep(config: RunConfig) -> Iterator[Problem]:
         and sync.adapters_only
         and not engine_capabilities(config).keeps_adapter_on_sleep
         and config.weight_sync_interval > 1
-        and not config.rollout_resident
+        and not config.resident["rollout"]
     ):
         yield Problem(
             "weight_sync_interval",
@@ -42,7 +42,7 @@ def adapter_lost_on_sleep(config: RunConfig) -> Iterator[Problem]:
 
 def train_parking(config: RunConfig) -> Iterator[Problem]:
     """The first reason why the train stack cannot be parked; later ones would mislead."""
-    if config.train_resident:
+    if config.train_resident is not False:
         return
     key, fix = "train_resident", "Set train_resident=true"
     sync = sync_capabilities(config)

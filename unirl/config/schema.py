@@ -56,6 +56,8 @@ class ModelConfig(Block):
     """A name of `unirl recipes --components`, or `package.module:Class`."""
     path: str = "pkg:tiny/model.safetensors"
     """Weights: a file or folder; `pkg:` marks files that ship with unirl."""
+    release: str | None = None
+    """Published model whose sizes `unirl plan` takes where model.path is not on this machine."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the denoising network, the same for sampling and training."""
     frozen_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -130,6 +132,9 @@ class RolloutConfig(Block):
     forward_batch_size: Count = 0
     """Samples per network call while sampling; 0 takes all samples of a request at once. On
     several devices, sampling is the same bit for bit where it divides a device's samples."""
+    share_base: bool = False
+    """engine=replica: sample with the train stack's own frozen weights instead of a second copy;
+    only the adapter is the engine's own. Needs stack.lora and weights that are not in shards."""
     unshard: bool = False
     """engine=trainside in shards: keep all weights gathered during a generation, which saves a
     gather per block and step for the memory of the whole network."""
@@ -319,12 +324,25 @@ class RunConfig(Block):
     """Normalise each scorer's scores on their own, then weight and add (GDPO). Otherwise a scorer
     whose scores differ little within a group is drowned by one whose scores differ much."""
 
-    train_resident: bool = True
-    """Keep the train stack on the device while it is idle."""
-    rollout_resident: bool = False
-    """Keep the rollout engine on the device while it is idle."""
-    reward_resident: bool = True
-    """Keep the reward networks on the device while they are idle."""
+    train_resident: bool | None = None
+    """Keep the train stack on the device while it is idle. Null: true; with residency=auto the
+    search decides."""
+    rollout_resident: bool | None = None
+    """Keep the rollout engine on the device while it is idle. Null: false; with residency=auto the
+    search decides."""
+    reward_resident: bool | None = None
+    """Keep the reward networks on the device while they are idle. Null: true; with residency=auto
+    the search decides."""
+
+    residency: Literal["policy", "auto"] = "policy"
+    """policy: the three keys above decide; auto: the cheapest moves that fit device_budget_gib are
+    searched, component by component, and those of the three keys that are set are kept to."""
+    device_budget_gib: float | None = Field(default=None, gt=0)
+    """What weights and workspace may take on a device; a move beyond it is refused. Null: with
+    residency=auto the GPU's memory less a reserve, otherwise no limit."""
+    host_budget_gib: float | None = Field(default=None, gt=0)
+    """What parked weights may take on the host, per process. Null: the memory of the machine or
+    container less a reserve."""
 
     eval_interval: Count = 0
     """Rollouts between evaluations; 0 turns them off."""
@@ -346,6 +364,9 @@ class RunConfig(Block):
     """Null: <run directory>/checkpoints."""
     save_mode: Literal["auto", "full", "adapter"] = "auto"
     """What weights a checkpoint holds; auto: the adapter with LoRA, else everything trained."""
+    save_reads: Literal["device", "host"] = "device"
+    """device: a parked train stack comes back for a save, as with an engine that gathers there;
+    host: its host copies are saved and nothing moves. Weights in shards need the device."""
     save_format: Literal["gathered", "sharded"] = "gathered"
     """gathered: rank 0 writes whole tensors; sharded: each rank writes its part, which all of them
     must see. Either can be resumed on another number of devices."""
@@ -362,6 +383,18 @@ class RunConfig(Block):
     sync: SyncConfig = SyncConfig()
     data: DataConfig = DataConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @property
+    def resident(self) -> dict[str, bool]:
+        """The three residency keys with residency=policy, or what null stands for."""
+        asked = {
+            "train": (self.train_resident, True),
+            "rollout": (self.rollout_resident, False),
+            "reward": (self.reward_resident, True),
+        }
+        return {
+            role: default if value is None else value for role, (value, default) in asked.items()
+        }
 
     @property
     def defers_reduce(self) -> bool:

@@ -15,6 +15,8 @@ class EngineCapabilities:
     """Returns log-probs of the recorded steps, so `old_log_prob: rollout` is possible."""
     keeps_adapter_on_sleep: bool
     """A pushed adapter survives sleep and wake; otherwise it must be pushed after each wake."""
+    shares_base: bool = False
+    """Can sample with the train stack's frozen weights in place: rollout.share_base."""
 
 
 @dataclass(frozen=True)

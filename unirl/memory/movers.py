@@ -9,146 +9,379 @@ On a CPU-only machine device and host are both RAM; the same moves are made and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 
-from unirl.core.components import FROZEN, Component, Moved, RebuiltComponent, TensorComponent
+from unirl.core.components import (
+    FROZEN,
+    VOID,
+    Component,
+    Movable,
+    Moved,
+    Parking,
+    RebuiltComponent,
+    TensorComponent,
+    Version,
+    Void,
+)
 from unirl.core.errors import ResidencyError
+from unirl.memory.copies import Device, as_bytes, device_of
+from unirl.memory.hostmem import HostArena, HostCopy
+
+SAMPLE_BYTES = 4096
+NUM_SAMPLES = 16
+"""Of a storage that is larger than all samples together."""
 
 
-@dataclass(frozen=True)
-class _Parked:
-    """One emptied storage and its bytes on the host."""
-
-    owner: TensorComponent
-    storage: torch.UntypedStorage
-    host: Tensor
+def nothing() -> None:
+    return
 
 
-class ComponentMover:
-    """Parks and restores the components of one role.
+class RoleWeights:
+    """The components of one role, each as the planner moves it."""
 
-    Host buffers are allocated at the first park, pinned where there is a GPU, and kept: the first
-    touch of fresh memory costs several times the copy itself. A failed move leaves every component
-    as it was before the move, so it can be tried again.
-    """
+    def __init__(
+        self,
+        components: Sequence[Component],
+        host: HostArena,
+        before_parking: Callable[[], None] = nothing,
+        device_of: Callable[[torch.device], Device] = device_of,
+    ) -> None:
+        """`before_parking` is called before anything is parked: it frees what is no component."""
+        self._tensor_parts: list[TensorPart] = []
+        parts: list[Movable] = []
+        for name, component in zip(_unique_names(components), components, strict=True):
+            match component:
+                case TensorComponent():
+                    copy = host.copy_of(component.host_key or name)
+                    part = TensorPart(
+                        name, component, copy, before_parking, device_of, self._note_owners
+                    )
+                    self._tensor_parts.append(part)
+                    parts.append(part)
+                case RebuiltComponent():
+                    parts.append(RebuiltPart(name, component, before_parking))
+        self.parts = tuple(parts)
+        """One for each component, in order."""
+        self._owners: weakref.WeakKeyDictionary[UntypedStorage, TensorPart] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def __init__(self, components: Sequence[Component]) -> None:
-        self._components = tuple(components)
-        self._parked = False
-        self._host_buffers: dict[int, Tensor] = {}
-        # By component, not by its name: two scorers of one class have the same names.
-        self._host_versions: dict[TensorComponent, int | None] = {}
-        self._away: list[_Parked] = []
+    @property
+    def is_resident(self) -> bool:
+        return all(part.is_resident for part in self.parts)
 
-    def offload(self) -> Moved:
-        """Free the device side of every component."""
-        if self._parked:
+    def require_resident(self, who: str, action: str) -> None:
+        """ResidencyError unless everything is on the device."""
+        away = [part.name for part in self.parts if not part.is_resident]
+        if away:
+            raise ResidencyError(
+                f"{who} was asked to {action} while parked ({', '.join(away)} are on the host)"
+            )
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """A fresh CPU copy of a declared tensor's values; nothing moves.
+
+        While its component is parked they are read from the host copy. ResidencyError when the
+        tensor is not declared, or its contents are lost.
+        """
+        storage = tensor.untyped_storage()
+        owner = self._owner(storage)
+        if owner is None:
+            raise ResidencyError(
+                f"a tensor of shape {tuple(tensor.shape)} was to be read, but no component "
+                f"of {', '.join(part.name for part in self.parts) or 'this role'} declares it"
+            )
+        return owner.read(tensor)
+
+    def leaked_bytes(self) -> dict[str, int]:
+        """By component: device memory that it does not declare any more, but somebody keeps."""
+        declared = {storage for part in self._tensor_parts for storage in part.storage_bytes()}
+        leaks = {part.name: part.bytes_beside(declared) for part in self._tensor_parts}
+        return {name: num_bytes for name, num_bytes in leaks.items() if num_bytes}
+
+    def _owner(self, storage: UntypedStorage) -> TensorPart | None:
+        if storage not in self._owners:
+            self._note_owners()
+        return self._owners.get(storage)
+
+    def _note_owners(self) -> None:
+        """Who declares which storage; refuses one that two components declare."""
+        owners: dict[UntypedStorage, TensorPart] = {}
+        for part in self._tensor_parts:
+            for storage in part.storage_bytes():
+                other = owners.setdefault(storage, part)
+                if other is not part:
+                    raise ResidencyError(
+                        f"{part.name} and {other.name} hold the same memory "
+                        f"({storage.nbytes()} bytes); declare it in one component."
+                    )
+        self._owners = weakref.WeakKeyDictionary(owners)
+
+
+class TensorPart:
+    """Tensors of one role that move together."""
+
+    def __init__(
+        self,
+        name: str,
+        component: TensorComponent,
+        host_copy: HostCopy,
+        before_parking: Callable[[], None],
+        device_of: Callable[[torch.device], Device],
+        refuse_shared: Callable[[], None],
+    ) -> None:
+        if component.parking is Parking.REBUILD:
+            raise ResidencyError(f"{name}: tensors cannot be rebuilt; declare a RebuiltComponent")
+        self.name = name
+        self.parking = component.parking
+        self.written_by = component.written_by
+        self.host_key = host_copy.host_key
+        self._component = component
+        self._host_copy = host_copy
+        self._before_parking = before_parking
+        self._device_of = device_of
+        self._refuse_shared = refuse_shared
+        self._away: dict[UntypedStorage, int] | None = None
+        """While parked: its emptied storages and the bytes they had."""
+        self._spans: dict[UntypedStorage, Tensor] = {}
+        """While parked: where their contents are; nothing when they were dropped."""
+        self._moved: weakref.WeakSet[UntypedStorage] = weakref.WeakSet()
+        """Storages that were parked before, so the host copy is known to be theirs."""
+        self._lost_version: Version | None = None
+        """Of contents that were dropped."""
+
+    @property
+    def is_resident(self) -> bool:
+        return self._away is None
+
+    def version(self) -> Version | Void:
+        version = Version(self._component.version())
+        return VOID if version == self._lost_version else version
+
+    def num_bytes(self) -> int:
+        return sum(self.storage_bytes().values())
+
+    def host_bytes(self) -> int:
+        return self._host_copy.num_bytes if self.parking is Parking.COPY else 0
+
+    def storage_bytes(self) -> dict[UntypedStorage, int]:
+        """Bytes of each of its storages, each once, also while it is parked."""
+        if self._away is not None:
+            return self._away
+        storages = (tensor.untyped_storage() for tensor in self._component.tensors())
+        return {storage: storage.nbytes() for storage in storages}
+
+    def bytes_beside(self, declared: Collection[UntypedStorage]) -> int:
+        """Device memory of storages that it moved once and that are not among the declared."""
+        return sum(storage.nbytes() for storage in self._moved if storage not in declared)
+
+    def park(self, *, copy: bool) -> Moved:
+        """Also writes the host copy, whatever `copy` says, where it is not of these tensors."""
+        if self.parking is Parking.KEEP or not self.is_resident:
             return Moved(0)
-        copied = dropped = 0
-        gone: list[RebuiltComponent] = []
+        self._before_parking()
+        sizes = self._claim()
+        device, num_bytes = self._device(sizes), sum(sizes.values())
+        copies = self.parking is Parking.COPY and (copy or not self._is_on_host(sizes))
+        if copies:
+            self._write_copy(device, sizes)
+        if self.parking is Parking.COPY:
+            self._spans = dict(zip(sizes, self._host_copy.spans, strict=True))
+        else:
+            self._lost_version = Version(self._component.version())
+        self._away = sizes
         try:
-            for component in self._tensor_components():
-                component_copied, component_dropped = self._park(component)
-                copied, dropped = copied + component_copied, dropped + component_dropped
-            for component in self._rebuilt_components():
-                dropped += component.drop()
-                gone.append(component)
+            device.empty(list(sizes))
         except BaseException:
-            self._fill_storages()
-            self._away.clear()
-            for component in gone:
-                component.rebuild()
+            self.unpark()
             raise
-        self._parked = True
-        return Moved(copied, dropped)
+        if not self._moved.issuperset(sizes):
+            self._moved.update(sizes)
+        return Moved(num_bytes) if copies else Moved(0, num_bytes)
 
-    def onload(self) -> Moved:
-        """Bring every component back, bit for bit."""
-        if not self._parked:
+    def unpark(self) -> Moved:
+        """Contents that were dropped come back with all bits set: NaN in every float format."""
+        if self._away is None:
             return Moved(0)
-        built: list[RebuiltComponent] = []
+        if self.parking is Parking.COPY:
+            self._require_whole_copy()
+        device, sizes = self._device(self._away), self._away
+        gone = [storage for storage, size in sizes.items() if storage.nbytes() != size]
         try:
-            moved = self._fill_storages()
-            for component in self._rebuilt_components():
-                moved += component.rebuild()
-                built.append(component)
+            device.allocate(gone, [sizes[storage] for storage in gone])
+            self._fill(device, gone)
         except BaseException:
-            for parked in self._away:
-                parked.storage.resize_(0)
-            for component in built:
-                component.drop()
+            device.empty(gone)
             raise
-        self._away.clear()
-        self._parked = False
-        return Moved(moved)
+        self._away, self._spans = None, {}
+        return Moved(sum(sizes.values()) if self.parking is Parking.COPY else 0)
 
-    def _tensor_components(self) -> list[TensorComponent]:
-        return [c for c in self._components if isinstance(c, TensorComponent)]
+    def read(self, tensor: Tensor) -> Tensor:
+        """A fresh CPU copy of one of its tensors, from wherever the values are."""
+        if self.parking is Parking.DROP and (not self.is_resident or self.version() is VOID):
+            raise ResidencyError(
+                f"{self.name} was to be read, but its contents were dropped and not written since"
+            )
+        if self._away is None:
+            return tensor.detach().to("cpu", copy=True)
+        self._require_whole_copy()
+        span = self._spans[tensor.untyped_storage()]
+        start = int(span.storage_offset()) // tensor.element_size() + int(tensor.storage_offset())
+        view = torch.empty(0, dtype=tensor.dtype)
+        view.set_(span.untyped_storage(), start, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        return view.clone()
 
-    def _rebuilt_components(self) -> list[RebuiltComponent]:
-        return [c for c in self._components if isinstance(c, RebuiltComponent)]
-
-    def _park(self, component: TensorComponent) -> tuple[int, int]:
-        """Copy what the host lacks, then empty the storages; returns (copied, dropped) bytes."""
-        version = component.version()
-        host_is_current = version is not None and self._host_versions.get(component) == version
-        storages = self._claim_storages(component)
-        copied = dropped = 0
-        away = []
-        for storage in storages:
-            host = self._host_buffers.get(storage._cdata)
-            if host is not None and host_is_current:
-                dropped += storage.nbytes()
-            else:
-                host = self._host_buffer(storage)
-                host.copy_(_as_bytes(storage), non_blocking=host.is_pinned())
-                copied += storage.nbytes()
-            away.append(_Parked(component, storage, host))
-        _synchronize(storages)  # the storages are emptied only once their copies are complete
-        for storage in storages:
-            storage.resize_(0)
-        self._away += away
-        self._host_versions[component] = version
-        return copied, dropped
-
-    def _fill_storages(self) -> int:
-        """Copy every emptied storage back from the host; returns the bytes."""
-        for parked in self._away:
-            parked.storage.resize_(parked.host.numel())
-            _as_bytes(parked.storage).copy_(parked.host, non_blocking=parked.host.is_pinned())
-        _synchronize(parked.storage for parked in self._away)
-        return sum(parked.host.numel() for parked in self._away)
-
-    def _claim_storages(self, component: TensorComponent) -> list[torch.UntypedStorage]:
-        """The component's storages, each once; refuses one that another component has parked."""
-        parked_elsewhere = {parked.storage._cdata: parked.owner.name for parked in self._away}
-        storages: dict[int, torch.UntypedStorage] = {}
-        for tensor in component.tensors():
+    def _claim(self) -> dict[UntypedStorage, int]:
+        """Its storages and their bytes; refuses those that must not be emptied."""
+        sizes: dict[UntypedStorage, int] = {}
+        for tensor in self._component.tensors():
             storage = tensor.untyped_storage()
             if not storage.resizable():
                 raise ResidencyError(
-                    f"{component.name}: a tensor of shape {tuple(tensor.shape)} is mapped from a "
+                    f"{self.name}: a tensor of shape {tuple(tensor.shape)} is mapped from a "
                     "file and cannot be parked; its model family must call own_storages()."
                 )
-            if storage._cdata in parked_elsewhere:
-                raise ResidencyError(
-                    f"{component.name} and {parked_elsewhere[storage._cdata]} hold the same memory "
-                    f"(a tensor of shape {tuple(tensor.shape)}); declare it in one component."
-                )
-            storages[storage._cdata] = storage
-        return list(storages.values())
+            sizes[storage] = storage.nbytes()
+        if not self._moved.issuperset(sizes):
+            self._refuse_shared()
+        return sizes
 
-    def _host_buffer(self, storage: torch.UntypedStorage) -> Tensor:
-        buffer = self._host_buffers.get(storage._cdata)
-        if buffer is None or buffer.numel() != storage.nbytes():
-            pinned = storage.device.type == "cuda"
-            buffer = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
-            self._host_buffers[storage._cdata] = buffer
-        return buffer
+    def _device(self, storages: Iterable[UntypedStorage]) -> Device:
+        devices = {storage.device for storage in storages} or {torch.device("cpu")}
+        if len(devices) > 1:
+            raise ResidencyError(
+                f"{self.name} lies on {' and '.join(sorted(map(str, devices)))}; declare one "
+                "component for each."
+            )
+        return self._device_of(devices.pop())
+
+    def _is_on_host(self, sizes: Mapping[UntypedStorage, int]) -> bool:
+        """Whether the host copy was made of these storages or, by another component, of equals."""
+        copy = self._host_copy
+        if copy.written_by is None:
+            return False
+        if copy.sizes == tuple(sizes.values()) and self._moved.issuperset(sizes):
+            return True
+        if copy.users <= {self.name}:
+            return False
+        self._require_same_layout(sizes)
+        for storage, span in zip(sizes, copy.spans, strict=True):
+            if not _samples_agree(as_bytes(storage), span):
+                raise ResidencyError(
+                    f"{self.name} does not hold what {copy.written_by} left on the host, but both "
+                    f"are declared to hold the same (host_key {copy.host_key!r}). Give them keys "
+                    "of their own, or load them from the same weights."
+                )
+        copy.users.add(self.name)
+        return True
+
+    def _require_same_layout(self, sizes: Mapping[UntypedStorage, int]) -> None:
+        copy = self._host_copy
+        others = sorted(copy.users - {self.name})
+        if others and copy.sizes != tuple(sizes.values()):
+            raise ResidencyError(
+                f"{self.name} has {len(sizes)} storages of {sum(sizes.values())} bytes in all, but "
+                f"{others[0]} left {len(copy.sizes)} of {copy.num_bytes} bytes under the same "
+                f"host_key {copy.host_key!r}. Give them keys of their own."
+            )
+
+    def _write_copy(self, device: Device, sizes: Mapping[UntypedStorage, int]) -> None:
+        copy = self._host_copy
+        self._require_same_layout(sizes)
+        copy.lay_out(tuple(sizes.values()), self.name)
+        copy.written_by = None  # until all of it is there
+        try:
+            device.copy_out(list(sizes), copy.spans)
+        finally:
+            device.wait()  # the storages are emptied only once their copies are complete
+        copy.written_by = self.name
+        copy.users.add(self.name)
+
+    def _require_whole_copy(self) -> None:
+        if self._host_copy.written_by is None:
+            raise ResidencyError(
+                f"the host copy of {self.name} is spoilt: another component with host_key "
+                f"{self.host_key!r} failed while it wrote there. Resume from a checkpoint."
+            )
+
+    def _fill(self, device: Device, storages: Sequence[UntypedStorage]) -> None:
+        if self.parking is Parking.DROP:
+            for storage in storages:
+                as_bytes(storage).fill_(0xFF)
+            return
+        try:
+            device.copy_in([self._spans[storage] for storage in storages], storages)
+        finally:
+            device.wait()
+
+
+class RebuiltPart:
+    """Something of one role that frees itself and is built again."""
+
+    parking = Parking.REBUILD
+
+    def __init__(
+        self, name: str, component: RebuiltComponent, before_parking: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self.host_key = name
+        self.written_by = component.written_by
+        self.is_resident = True
+        self._component = component
+        self._before_parking = before_parking
+
+    def version(self) -> Version | Void:
+        return Version(FROZEN)
+
+    def num_bytes(self) -> int:
+        return self._component.num_bytes()
+
+    def host_bytes(self) -> int:
+        return 0
+
+    def park(self, *, copy: bool) -> Moved:
+        """Nothing is ever copied, whatever `copy` says."""
+        if not self.is_resident:
+            return Moved(0)
+        self._before_parking()
+        dropped = self._component.drop()
+        self.is_resident = False
+        return Moved(0, dropped)
+
+    def unpark(self) -> Moved:
+        if self.is_resident:
+            return Moved(0)
+        built = self._component.rebuild()
+        self.is_resident = True
+        return Moved(built)
+
+
+def _unique_names(components: Sequence[Component]) -> list[str]:
+    """Two scorers of one class declare the same names; the second is called `name#2`."""
+    seen: Counter[str] = Counter()
+    names = []
+    for component in components:
+        seen[component.name] += 1
+        number = seen[component.name]
+        names.append(component.name if number == 1 else f"{component.name}#{number}")
+    return names
+
+
+def _samples_agree(device_bytes: Tensor, host_bytes: Tensor) -> bool:
+    """Compares evenly spaced blocks, the first and the last among them; small storages whole."""
+    last = host_bytes.numel() - SAMPLE_BYTES
+    if last < SAMPLE_BYTES * NUM_SAMPLES:
+        return torch.equal(device_bytes.cpu(), host_bytes)
+    starts = (last * number // (NUM_SAMPLES - 1) for number in range(NUM_SAMPLES))
+    return all(
+        torch.equal(device_bytes[at : at + SAMPLE_BYTES].cpu(), host_bytes[at : at + SAMPLE_BYTES])
+        for at in starts
+    )
 
 
 def own_storages(module: nn.Module) -> None:
@@ -173,15 +406,7 @@ def module_components(name: str, module: nn.Module) -> list[TensorComponent]:
     """A module that nothing writes: its weights, and its buffers, which a forward might write."""
     return [
         TensorComponent(f"{name}.weights", lambda: list(module.parameters()), lambda: FROZEN),
-        TensorComponent(f"{name}.buffers", lambda: list(module.buffers()), lambda: None),
+        TensorComponent(
+            f"{name}.buffers", lambda: list(module.buffers()), lambda: None, written_by="forward"
+        ),
     ]
-
-
-def _as_bytes(storage: torch.UntypedStorage) -> Tensor:
-    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return empty.set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
-
-
-def _synchronize(storages: Iterable[torch.UntypedStorage]) -> None:
-    if any(storage.device.type == "cuda" for storage in storages):
-        torch.cuda.synchronize()

@@ -1,7 +1,10 @@
 """The only owner of "who is on the device": every move of weights in a run is issued here.
 
-Callers say which role works next (`enter`) or change one role alone (`set`); the planner issues
-exactly the moves that change something, off the device before onto it. Pure: no torch.
+Callers say which role works next (`enter`) or change one role alone (`set`). A role is a list of
+components, and one component may serve several roles. The planner moves exactly what changes
+something: off the device what nobody needs and no rule keeps, then onto it what the next role
+lacks. How a move is made, and undone, is in `transaction`; what must be copied, in `directory`.
+Pure: no torch.
 """
 
 from __future__ import annotations
@@ -11,38 +14,18 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from unirl.core.components import Moved
-from unirl.residency.policy import ResidencyPolicy, Role
+from unirl.core.components import Movable, Parking
+from unirl.core.errors import ResidencyError
+from unirl.residency.directory import Directory, State
+from unirl.residency.ledger import Ledger
+from unirl.residency.policy import KeepRule, Role
+from unirl.residency.transaction import Transaction
+from unirl.residency.transition import Transition
 
 logger = logging.getLogger("unirl.residency")
 
 INITIALLY_ON_DEVICE = {Role.TRAIN: True, Role.ROLLOUT: False, Role.REWARD: True}
 """Roles are built on the device, an engine asleep."""
-
-
-@dataclass(frozen=True)
-class RoleMoves:
-    """How a role's weights are moved."""
-
-    onload: Callable[[], Moved]
-    offload: Callable[[], Moved]
-
-
-@dataclass(frozen=True)
-class Transition:
-    """One move that changed something."""
-
-    seq: int
-    role: Role
-    to_device: bool
-    cause: str
-    """The request that led to it, e.g. `enter rollout`."""
-    moved: Moved
-    seconds: float
-
-    @property
-    def text(self) -> str:
-        return f"{self.role.value} {'onload' if self.to_device else 'offload'}"
 
 
 @dataclass(frozen=True)
@@ -52,32 +35,42 @@ class _Move:
 
 
 class ResidencyPlanner:
-    """Tracks which roles are on the device and moves them.
+    """Tracks which roles are on the device and moves their components.
 
-    A role without moves is *untracked*: it does not share this slab, so it is never moved, but
-    entering it still parks the others. After a failed move the role's state is what it was before,
-    so the request can be repeated.
+    A role without an entry in `components` is *untracked*: it does not share this slab, so it is
+    never moved, but entering it still parks the others. After a failed move the role's state is
+    what it was before, so the request can be repeated.
     """
 
     def __init__(
         self,
-        policy: ResidencyPolicy,
-        moves: Mapping[Role, RoleMoves],
+        rule: KeepRule,
+        components: Mapping[Role, Sequence[Movable]],
         record: Callable[[Transition], None],
         wait_for_ranks: Callable[[], None],
+        bystanders: Sequence[Movable] = (),
+        budget_bytes: int | None = None,
     ) -> None:
-        """`wait_for_ranks` is called after each move: no rank uses memory that another still
-        fills."""
-        self._policy = policy
-        self._moves = dict(moves)
+        """`wait_for_ranks` is called after each transition: no rank uses memory that another still
+        fills. `bystanders` take memory of the slab and are accounted, whether they move or not."""
+        self._rule = rule
+        self._components = {role: tuple(parts) for role, parts in components.items()}
         self._record = record
         self._wait_for_ranks = wait_for_ranks
-        self._on_device = {role: INITIALLY_ON_DEVICE[role] for role in self._moves}
+        self._on_device = {role: INITIALLY_ON_DEVICE[role] for role in self._components}
         self._seq = 0
+        self._parts = {p.name: p for parts in self._components.values() for p in parts}
+        self._directory = Directory(self._parts.values())
+        self._accounted = {p.name: p for p in [*self._parts.values(), *bystanders]}.values()
+        self.ledger = Ledger(budget_bytes)
+        self.ledger.read(self._accounted)
+        self._transaction = Transaction(self._directory, self.ledger)
+
+    # --- questions ------------------------------------------------------------------------------
 
     def parkable(self, role: Role) -> bool:
-        """Whether the role leaves the device while idle: it is tracked and not pinned."""
-        return role in self._moves and not self._policy.is_pinned(role)
+        """Whether the role may leave the device while idle: it is tracked and not pinned."""
+        return role in self._components and not self._rule.is_pinned(role)
 
     def is_on_device(self, role: Role) -> bool:
         """Whether a tracked role is on the device now; untracked roles always are, elsewhere."""
@@ -86,9 +79,28 @@ class ResidencyPlanner:
     @property
     def plan(self) -> str:
         """What decides all moves of a run; ranks with equal plans make equal moves."""
-        return ", ".join(
-            f"{role.value} {'parks' if self.parkable(role) else 'stays'}" for role in self._moves
-        )
+        return f"{self._rule.text}; moved: {', '.join(role.value for role in self._components)}"
+
+    def snapshot(self) -> Mapping[str, State]:
+        """Where every component is."""
+        return {name: self._directory.state(part) for name, part in self._parts.items()}
+
+    def peek(self, active: Role, preserve: Collection[Role] = ()) -> list[str]:
+        """The transitions that `enter(active, preserve)` would make now; nothing moves."""
+        moves = [*self._idle(active, preserve), _Move(active, True)]
+        changing = [move for move in moves if self._changes_something(move, active)]
+        return [f"{m.role.value} {'onload' if m.to_device else 'offload'}" for m in changing]
+
+    def require_live(self, role: Role, besides: str = "") -> None:
+        """Raise ResidencyError unless every component of the role is on the device with contents.
+
+        `besides`: who is about to write components that may be void until then, e.g. `push`.
+        """
+        missing = self._directory.missing(self._components.get(role, ()), besides)
+        if missing:
+            raise ResidencyError(f"the {role.value} role cannot work: {'; '.join(missing)}")
+
+    # --- requests -------------------------------------------------------------------------------
 
     def enter(self, active: Role, preserve: Collection[Role] = ()) -> None:
         """Make room for `active`, then bring it onto the device.
@@ -96,22 +108,33 @@ class ResidencyPlanner:
         Parks every parkable role but `active` and those in `preserve`, also when `active` itself
         is untracked.
         """
-        idle = [role for role in Role if role is not active and role not in preserve]
-        cause = f"enter {active.value}"
-        self._apply([_Move(role, False) for role in idle], cause)
-        self._apply([_Move(active, True)], cause)
+        self._rule.enter(active)
+        self.make_room(active, preserve)
+        self._apply([_Move(active, True)], f"enter {active.value}", active)
+
+    def make_room(self, active: Role, preserve: Collection[Role] = ()) -> None:
+        """The first half of `enter`: for a role that is there already and needs its space."""
+        self._apply(self._idle(active, preserve), f"enter {active.value}", active)
 
     def set(self, role: Role, on_device: bool) -> None:
         """Move one role and nothing else; a pinned role is not taken off the device."""
-        self._apply([_Move(role, on_device)], f"set {role.value}")
+        self._apply([_Move(role, on_device)], f"set {role.value}", None)
 
-    def _apply(self, moves: Sequence[_Move], cause: str) -> None:
+    # --- how requests become moves --------------------------------------------------------------
+
+    def _idle(self, active: Role, preserve: Collection[Role]) -> list[_Move]:
+        return [_Move(role, False) for role in Role if role is not active and role not in preserve]
+
+    def _apply(self, moves: Sequence[_Move], cause: str, active: Role | None) -> None:
         """Run the moves that change something; all are tried, then the first error is raised."""
+        self._transaction.require_sound()
         done: list[Transition] = []
         errors: list[Exception] = []
-        for move in filter(self._changes_something, moves):
+        for move in moves:
+            if not self._changes_something(move, active):
+                continue
             try:
-                done.append(self._run(move, cause))
+                done.append(self._run(move, cause, active))
             except Exception as error:
                 error.add_note(f"while moving: {move.role.value}, cause: {cause}")
                 errors.append(error)
@@ -124,19 +147,46 @@ class ResidencyPlanner:
                 errors[0].add_note(f"also failed: {later}")
             raise errors[0]
 
-    def _changes_something(self, move: _Move) -> bool:
-        if move.role not in self._moves or self._on_device[move.role] == move.to_device:
+    def _changes_something(self, move: _Move, active: Role | None) -> bool:
+        role = move.role
+        if role not in self._components:
             return False
-        return move.to_device or not self._policy.is_pinned(move.role)
+        if move.to_device:
+            return not self._on_device[role] or bool(self._to_bring(role))
+        if self._rule.is_pinned(role) or self._stays_whole(role):
+            return False
+        return self._on_device[role] or bool(self._to_park(role, active))
 
-    def _run(self, move: _Move, cause: str) -> Transition:
-        action = self._moves[move.role]
+    def _run(self, move: _Move, cause: str, active: Role | None) -> Transition:
+        role = move.role
+        parts = self._to_bring(role) if move.to_device else self._to_park(role, active)
+        self.ledger.read(self._accounted)
         started = time.perf_counter()
-        moved = action.onload() if move.to_device else action.offload()
+        moves = self._transaction.run(parts, to_device=move.to_device)
         seconds = time.perf_counter() - started
-        self._on_device[move.role] = move.to_device
+        self._on_device[role] = move.to_device
         self._seq += 1
-        transition = Transition(self._seq, move.role, move.to_device, cause, moved, seconds)
+        transition = Transition(self._seq, role, move.to_device, cause, moves, seconds)
         self._record(transition)
         self._wait_for_ranks()
         return transition
+
+    def _to_bring(self, role: Role) -> list[Movable]:
+        return [part for part in self._components[role] if not part.is_resident]
+
+    def _to_park(self, role: Role, active: Role | None) -> list[Movable]:
+        """The role's components that nothing holds here: no other role that works, no rule."""
+        others = [r for r, there in self._on_device.items() if (there or r is active)]
+        needed = {p.name for r in others if r is not role for p in self._components[r]}
+        return [
+            part
+            for part in self._components[role]
+            if part.is_resident
+            and part.parking is not Parking.KEEP
+            and part.name not in needed
+            and not self._rule.keeps(role, part.name)
+        ]
+
+    def _stays_whole(self, role: Role) -> bool:
+        parts = self._components[role]
+        return bool(parts) and all(self._rule.keeps(role, part.name) for part in parts)

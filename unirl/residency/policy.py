@@ -1,9 +1,10 @@
-"""One residency choice per role."""
+"""What stays on the device while it is idle: one choice per role, or a rule per component."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 
 class Role(Enum):
@@ -14,13 +15,36 @@ class Role(Enum):
     REWARD = "reward"
 
 
+class KeepRule(Protocol):
+    """Answers the planner's one question about idle weights: do they stay?"""
+
+    def enter(self, role: Role) -> None:
+        """`role` works next; what follows is asked about the time from now on."""
+
+    def is_pinned(self, role: Role) -> bool:
+        """Whether the role never leaves the device in the whole run."""
+        ...
+
+    def keeps(self, role: Role, component: str) -> bool:
+        """Whether this component stays until it is needed again, although `role` is idle."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """All of the rule in one line: ranks whose lines are equal decide alike."""
+        ...
+
+
 @dataclass(frozen=True)
 class ResidencyPolicy:
-    """Which roles stay on the device while they are idle; the others are parked on the host."""
+    """One choice per role: resident roles stay while they are idle, the others are parked."""
 
     train_resident: bool
     rollout_resident: bool
     reward_resident: bool
+
+    def enter(self, role: Role) -> None:
+        return
 
     def is_pinned(self, role: Role) -> bool:
         match role:
@@ -30,3 +54,10 @@ class ResidencyPolicy:
                 return self.rollout_resident
             case Role.REWARD:
                 return self.reward_resident
+
+    def keeps(self, role: Role, component: str) -> bool:
+        return self.is_pinned(role)
+
+    @property
+    def text(self) -> str:
+        return ", ".join(f"{r.value} {'stays' if self.is_pinned(r) else 'parks'}" for r in Role)

@@ -1,17 +1,55 @@
-"""The record of moves: one JSON line per transition, and counts for metrics."""
+"""The record of moves: one JSON line per component that moved, and counts for metrics.
+
+A run and a plan write the same lines, so the two can be compared (`unirl plan --compare`).
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from unirl.residency.planner import Transition
+from unirl.core.components import Moved
+from unirl.residency.transition import Transition
 from unirl.tracking.files import output_errors
 
 
+def lines_of(
+    transition: Transition, number: int, rollout: int, during: str
+) -> Iterator[dict[str, Any]]:
+    """The transition's components as records; one without a component where nothing moved."""
+    common = {
+        "transition": number,
+        "rollout": rollout,
+        "during": during,
+        "role": transition.role.value,
+        "move": "onload" if transition.to_device else "offload",
+        "cause": transition.cause,
+    }
+    if not transition.moves:
+        yield {**common, "component": None, "seconds": transition.seconds, **_bytes(Moved(0))}
+    for move in transition.moves:
+        yield {
+            **common,
+            "component": move.component,
+            "from": move.source.value,
+            "to": move.target.value,
+            "version": move.version,
+            **_bytes(move.moved),
+            "seconds": move.seconds,
+            "device_bytes": move.device_bytes,
+            "host_bytes": move.host_bytes,
+        }
+
+
+def _bytes(moved: Moved) -> dict[str, int]:
+    return {"moved_bytes": moved.num_bytes, "dropped_bytes": moved.dropped_bytes}
+
+
 class TransitionLog:
-    """Appends transitions to `transitions.jsonl` and counts them until asked."""
+    """Appends moves to `transitions.jsonl` and counts transitions until asked."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,40 +57,44 @@ class TransitionLog:
             self._file = path.open("a+", encoding="utf-8")
             self._file.seek(0)
             # A resumed run goes on counting where the file ends.
-            self._first_seq = sum(1 for _ in self._file)
+            lines = list(self._file)
+        self._num_lines = len(lines)
+        self._num_transitions = json.loads(lines[-1])["transition"] if lines else 0
         self._rollout = 0
+        self._during = "start"
         self._counts: Counter[str] = Counter()
-        self._seconds = 0.0
+        self._seconds = {"onload": 0.0, "offload": 0.0}
 
-    def at(self, rollout: int) -> None:
-        """The rollout that following transitions belong to; for an evaluation, those before it."""
+    def at(self, rollout: int, during: str) -> None:
+        """Where following transitions belong: `window` with the rollout's id, `evaluation` or
+        `save` with the number of rollouts done."""
         self._rollout = rollout
+        self._during = during
 
     def record(self, transition: Transition) -> None:
-        move = "onload" if transition.to_device else "offload"
-        fields = {
-            "seq": self._first_seq + transition.seq,
-            "rollout": self._rollout,
-            "role": transition.role.value,
-            "move": move,
-            "cause": transition.cause,
-            "moved_bytes": transition.moved.num_bytes,
-            "dropped_bytes": transition.moved.dropped_bytes,
-            "seconds": transition.seconds,
-        }
+        self._num_transitions += 1
         with output_errors(self._path):
-            self._file.write(json.dumps(fields) + "\n")
+            number = self._num_transitions
+            for line in lines_of(transition, number, self._rollout, self._during):
+                self._num_lines += 1
+                self._file.write(json.dumps({"seq": self._num_lines, **line}) + "\n")
             self._file.flush()
+        move = "onload" if transition.to_device else "offload"
         self._counts[f"{transition.role.value}_{move}s"] += 1
-        self._counts["moved_bytes"] += transition.moved.num_bytes
-        self._seconds += transition.seconds
+        self._counts[f"{move}_bytes"] += transition.moved.num_bytes
+        self._counts["dropped_bytes"] += transition.moved.dropped_bytes
+        self._seconds[move] += transition.seconds
 
     def take_metrics(self) -> dict[str, float]:
-        """Counts, bytes and seconds since the last call."""
+        """Counts, bytes, seconds and GB/s since the last call."""
         metrics = {f"residency/{name}": float(count) for name, count in self._counts.items()}
-        metrics["residency/seconds"] = self._seconds
+        metrics["residency/seconds"] = sum(self._seconds.values())
+        for move, seconds in self._seconds.items():
+            if self._counts[f"{move}_bytes"]:
+                rate = self._counts[f"{move}_bytes"] / seconds / 1e9
+                metrics[f"residency/{move}_gb_per_second"] = rate
+            self._seconds[move] = 0.0
         self._counts.clear()
-        self._seconds = 0.0
         return metrics
 
     def close(self) -> None:

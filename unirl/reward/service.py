@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from unirl.config.schema import RewardConfig
-from unirl.core.components import Moved
-from unirl.core.errors import DataError, ResidencyError, RewardError
+from unirl.core.components import Component, Movable
+from unirl.core.errors import DataError, RewardError
 from unirl.core.types import PromptRecord, Rewards, Rollout
-from unirl.memory.movers import ComponentMover
+from unirl.memory.hostmem import HostArena
+from unirl.memory.movers import RoleWeights
 from unirl.reward.scorer import Scorer
 
 logger = logging.getLogger("unirl.reward")
@@ -36,23 +37,20 @@ class RewardService:
         scorers: Mapping[str, WeightedScorer],
         judges: Mapping[str, Scorer],
         config: RewardConfig,
+        host: HostArena,
     ) -> None:
         self._scorers = dict(scorers)
         self._judges = dict(judges)
         self._config = config
-        every = [*(weighted.scorer for weighted in scorers.values()), *judges.values()]
-        self._mover = ComponentMover([c for scorer in every for c in scorer.components()])
-        self._is_parked = False
+        named = {**{name: w.scorer for name, w in scorers.items()}, **judges}
+        self._weights = RoleWeights(
+            [part for name, scorer in named.items() for part in _components(name, scorer)], host
+        )
 
-    def offload(self) -> Moved:
-        moved = self._mover.offload()
-        self._is_parked = True
-        return moved
-
-    def onload(self) -> Moved:
-        moved = self._mover.onload()
-        self._is_parked = False
-        return moved
+    @property
+    def parts(self) -> Sequence[Movable]:
+        """What the residency planner moves."""
+        return self._weights.parts
 
     def check_records(self, records: Sequence[PromptRecord], key: str) -> None:
         """Raise DataError when a record lacks metadata that a scorer compares with."""
@@ -72,7 +70,7 @@ class RewardService:
 
         Raises RewardError naming the scorer when it fails for good under the failure policy.
         """
-        self._require_on_device()
+        self._weights.require_resident("the reward service", "score")
         records = rollout.request.sample_records
         components, valid = {}, torch.ones(len(records), dtype=torch.bool)
         for name, weighted in self._scorers.items():
@@ -88,7 +86,7 @@ class RewardService:
 
     def judge(self, rollout: Rollout) -> Mapping[str, Tensor]:
         """Each judge's scores [B] of evaluation samples; a judge that fails is left out, loudly."""
-        self._require_on_device()
+        self._weights.require_resident("the reward service", "judge")
         scores = {}
         for name, judge in self._judges.items():
             try:
@@ -121,9 +119,10 @@ class RewardService:
                 logger.warning("%s; attempt %d of %d", error, attempt, self._config.num_retries + 1)
         return _score_checked(name, scorer, rollout.images, records)
 
-    def _require_on_device(self) -> None:
-        if self._is_parked:
-            raise ResidencyError("the reward service was asked to score while parked")
+
+def _components(name: str, scorer: Scorer) -> list[Component]:
+    """The scorer's components under names of their own: two scorers may be of one class."""
+    return [replace(part, name=f"reward.{name}.{part.name}") for part in scorer.components()]
 
 
 def _score_checked(

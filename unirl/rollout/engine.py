@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from unirl.core.capabilities import EngineCapabilities
-from unirl.core.components import Moved
+from unirl.core.components import Movable
 from unirl.core.types import Rollout, RolloutRequest
 from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload
 
 
 class RolloutEngine(ABC):
-    """Samples with a copy of the policy. Starts asleep; `sleep` and `wake_up` are idempotent."""
+    """Samples with a copy of the policy. It is built asleep, its components off the device."""
 
     capabilities: EngineCapabilities
 
+    @property
     @abstractmethod
-    def wake_up(self) -> Moved:
-        """Bring the weights onto the device."""
-
-    @abstractmethod
-    def sleep(self) -> Moved:
-        """Free the device."""
+    def parts(self) -> Sequence[Movable]:
+        """What the residency planner moves; awake is an engine whose parts are all there."""
 
     @abstractmethod
     def generate(self, request: RolloutRequest) -> Rollout:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 
 from unirl.config.catalog import ENGINES
-from unirl.core.components import Moved
+from unirl.core.components import Movable
 from unirl.core.errors import WeightSyncError
 from unirl.core.types import Rollout, RolloutRequest
 from unirl.models.base import DiffusionModel
@@ -17,7 +17,7 @@ from unirl.rollout.sampling import sample_with_model
 
 
 class TrainsideEngine(RolloutEngine):
-    """Sleep and wake move nothing; the weight version is always the train stack's."""
+    """Has nothing to move; the weight version is always the train stack's."""
 
     capabilities = ENGINES["trainside"].capabilities
 
@@ -36,11 +36,9 @@ class TrainsideEngine(RolloutEngine):
         self._train_version = train_version
         self._gathered = gathered
 
-    def wake_up(self) -> Moved:
-        return Moved(0)
-
-    def sleep(self) -> Moved:
-        return Moved(0)
+    @property
+    def parts(self) -> Sequence[Movable]:
+        return ()
 
     def generate(self, request: RolloutRequest) -> Rollout:
         held = self._train_version()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +21,11 @@ from unirl.data.prompts import load_prompts
 from unirl.data.stream import PromptStream
 from unirl.distributed.agreement import require_same_settings
 from unirl.distributed.ranks import Ranks
+from unirl.memory.hostmem import GIB, HostArena, HostLimit, host_limit
+from unirl.memory.sharing import share_base
 from unirl.models.base import DiffusionModel
-from unirl.residency.planner import ResidencyPlanner, RoleMoves
-from unirl.residency.policy import ResidencyPolicy, Role
+from unirl.residency.planner import ResidencyPlanner
+from unirl.residency.policy import KeepRule, ResidencyPolicy, Role
 from unirl.residency.trace import TransitionLog
 from unirl.reward.scorer import Scorer
 from unirl.reward.service import RewardService, WeightedScorer
@@ -35,7 +37,7 @@ from unirl.train.stack import TrainStack
 from unirl.trainer.checkpoints import Checkpoints
 from unirl.trainer.clock import PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer
-from unirl.trainer.evaluation import Evaluator
+from unirl.trainer.evaluation import Evaluator, Gallery
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
 from unirl.weight_sync.base import SharedWeights, WeightSync
@@ -64,14 +66,14 @@ def build_trainer(
     prompts: Prompts,
     roles: Roles,
     checkpoints: Checkpoints,
-    image_dir: Path,
+    gallery: Gallery,
     transitions: TransitionLog,
     tracker: Tracker,
     should_stop: Callable[[], bool],
     ranks: Ranks,
 ) -> DiffusionTrainer:
     """Wire the loop around loaded roles."""
-    planner = build_planner(config, roles, transitions, ranks)
+    planner = build_planner(config, roles, keep_rule(config), transitions, ranks)
     require_same_settings({"residency plan": planner.plan}, ranks)
     phases = Phases(roles.engine, roles.reward, roles.sync, planner, PhaseClock(), ranks)
     requests = RequestFactory(config, roles.stack.model)
@@ -81,7 +83,7 @@ def build_trainer(
         phases,
         PromptStream(prompts.train, config.batch_size, config.seed),
         requests,
-        Evaluator(config, phases, requests, prompts.evaluation, image_dir, should_stop),
+        Evaluator(config, phases, requests, prompts.evaluation, gallery, should_stop),
         checkpoints,
         tracker,
         transitions,
@@ -99,30 +101,72 @@ def load_all_prompts(config: RunConfig) -> Prompts:
 def build_roles(config: RunConfig, prompts: Prompts, ranks: Ranks) -> Roles:
     """Reward first: its complaints are the cheapest to find."""
     device = pick_device(config.device)
-    reward = build_reward(config)
+    host = HostArena(_host_limit(config), pin=device.type == "cuda")
+    reward = build_reward(config, host)
     reward.check_records(prompts.train, "data.train")
     if config.eval_interval > 0:
         reward.check_records(prompts.evaluation, "data.eval")
-    engine_class = _resolve(config.rollout.engine, catalog.ENGINES)
-    forward_batch_size = config.rollout.forward_batch_size
     sync = sync_name(config)
     if sync is None:
-        model, backend = build_training_model(config, device, ranks, with_encoders=True)
-        _check_prompts(model, prompts)
-        stack = build_stack(config, model, backend, device, ranks)
-        gathered = stack.gathered if config.rollout.unshard else nullcontext
-        engine = engine_class(
-            model, forward_batch_size, device, lambda: stack.weight_version, gathered
-        )
-        return Roles(stack, engine, reward, SharedWeights(stack))
-    # The engine parks itself before the trainer comes, so that both never share the device.
-    rollout_model = build_model(config, device, with_encoders=True)
+        return _with_one_model(config, prompts, reward, device, ranks, host)
+    engine_class = _resolve(config.rollout.engine, catalog.ENGINES)
+    forward_batch_size = config.rollout.forward_batch_size
+    # Shared weights are not read onto the device a second time.
+    at_first = torch.device("cpu") if config.rollout.share_base else device
+    rollout_model = build_model(config, at_first, with_encoders=True)
     _check_prompts(rollout_model, prompts)
-    engine = engine_class(rollout_model, forward_batch_size, device)
-    model, backend = build_training_model(config, device, ranks, with_encoders=False)
-    stack = build_stack(config, model, backend, device, ranks)
+    if config.rollout.share_base:
+        stack = _build_second_stack(config, device, ranks, host)
+        share_base(rollout_model.network, stack.model.network)
+        for module in [rollout_model.network, *rollout_model.frozen_modules.values()]:
+            module.to(device)
+        base = next(part for part in stack.parts if part.name == "train.base")
+        engine = engine_class(rollout_model, forward_batch_size, device, host, base)
+    else:
+        # The engine parks itself before the trainer comes, so that both never share the device.
+        engine = engine_class(rollout_model, forward_batch_size, device, host, None)
+        stack = _build_second_stack(config, device, ranks, host)
     sync_class = import_component(catalog.SYNCS[sync].path)
     return Roles(stack, engine, reward, sync_class(stack, engine, config.sync.verify))
+
+
+def _host_limit(config: RunConfig) -> HostLimit:
+    """For this process: the key, or its share of what the machine or container has."""
+    if config.host_budget_gib is not None:
+        return HostLimit(int(config.host_budget_gib * GIB), "key host_budget_gib")
+    return host_limit().share(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _with_one_model(
+    config: RunConfig,
+    prompts: Prompts,
+    reward: RewardService,
+    device: torch.device,
+    ranks: Ranks,
+    host: HostArena,
+) -> Roles:
+    """The engine samples with the trained weights themselves."""
+    engine_class = _resolve(config.rollout.engine, catalog.ENGINES)
+    model, backend = build_training_model(config, device, ranks, with_encoders=True)
+    _check_prompts(model, prompts)
+    stack = build_stack(config, model, backend, device, ranks, host)
+    gathered = stack.gathered if config.rollout.unshard else nullcontext
+    engine = engine_class(
+        model,
+        config.rollout.forward_batch_size,
+        device,
+        lambda: stack.weight_version,
+        gathered,
+    )
+    return Roles(stack, engine, reward, SharedWeights(stack))
+
+
+def _build_second_stack(
+    config: RunConfig, device: torch.device, ranks: Ranks, host: HostArena
+) -> TrainStack:
+    """The train stack beside an engine with encoders of its own."""
+    model, backend = build_training_model(config, device, ranks, with_encoders=False)
+    return build_stack(config, model, backend, device, ranks, host)
 
 
 def _check_prompts(model: DiffusionModel, prompts: Prompts) -> None:
@@ -136,6 +180,7 @@ def build_stack(
     backend: TrainBackend,
     device: torch.device,
     ranks: Ranks,
+    host: HostArena,
 ) -> TrainStack:
     algorithm: Algorithm[Any] = _resolve(config.algorithm.path, catalog.ALGORITHMS)(
         config.algorithm
@@ -151,10 +196,11 @@ def build_stack(
         seed=config.seed,
         device=device,
         ranks=ranks,
+        host=host,
     )
 
 
-def build_reward(config: RunConfig) -> RewardService:
+def build_reward(config: RunConfig, host: HostArena) -> RewardService:
     reward = config.reward or RewardConfig()
     missing = missing_judges(config.eval_rewards)
     asked = config.eval_rewards if config.eval_interval > 0 else {}
@@ -166,6 +212,7 @@ def build_reward(config: RunConfig) -> RewardService:
         },
         {name: _build_scorer(judge, f"eval_rewards.{name}") for name, judge in judges.items()},
         reward,
+        host,
     )
 
 
@@ -197,15 +244,20 @@ def _build_scorer(config: ScorerConfig, key: str) -> Scorer:
 
 
 def build_planner(
-    config: RunConfig, roles: Roles, transitions: TransitionLog, ranks: Ranks
+    config: RunConfig, roles: Roles, rule: KeepRule, transitions: TransitionLog, ranks: Ranks
 ) -> ResidencyPlanner:
     """Tracks the roles that share the slab: train unless it samples by itself, rollout, reward."""
-    moves = {Role.ROLLOUT: RoleMoves(roles.engine.wake_up, roles.engine.sleep)}
+    components = {Role.ROLLOUT: roles.engine.parts, Role.REWARD: roles.reward.parts}
     if not roles.engine.capabilities.shares_train_weights:
-        moves[Role.TRAIN] = RoleMoves(roles.stack.onload, roles.stack.offload)
-    moves[Role.REWARD] = RoleMoves(roles.reward.onload, roles.reward.offload)
-    policy = ResidencyPolicy(config.train_resident, config.rollout_resident, config.reward_resident)
-    return ResidencyPlanner(policy, moves, transitions.record, ranks.barrier)
+        components[Role.TRAIN] = roles.stack.parts
+    return ResidencyPlanner(
+        rule, components, transitions.record, ranks.barrier, bystanders=roles.stack.parts
+    )
+
+
+def keep_rule(config: RunConfig) -> KeepRule:
+    resident = config.resident
+    return ResidencyPolicy(resident["train"], resident["rollout"], resident["reward"])
 
 
 def pick_device(name: str) -> torch.device:

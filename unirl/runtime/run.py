@@ -42,6 +42,7 @@ from unirl.tracking.tracker import Sink, Tracker
 from unirl.tracking.wandb_sink import WandbSink
 from unirl.trainer.checkpoints import Checkpoints, flatten
 from unirl.trainer.diffusion import TrainResult
+from unirl.trainer.evaluation import Gallery
 from unirl.trainer.requests import evaluation_params
 
 logger = logging.getLogger("unirl.runtime")
@@ -156,7 +157,7 @@ def _train(
         prompts,
         roles,
         checkpoints,
-        directory.image_dir,
+        Gallery(directory.image_dir, config),
         transitions,
         tracker,
         lambda: ranks.any(stop.requested()),

@@ -85,7 +85,9 @@ METRICS: Mapping[str, Metric] = {
     # residency/: moves of weights in one window
     "residency/<role>_onloads": Metric("transitions", "times a role's weights went to the device"),
     "residency/<role>_offloads": Metric("transitions", "times they left it"),
-    "residency/moved_bytes": Metric("bytes", "copied between host and device, both ways"),
+    "residency/<move>_bytes": Metric("bytes", "copied onto the device (onload) or off it"),
+    "residency/dropped_bytes": Metric("bytes", "freed without a copy, since the host had them"),
+    "residency/<move>_gb_per_second": Metric("GB/s", "those bytes over the time the moves took"),
     "residency/seconds": Metric("s", "time spent moving"),
 }
 

@@ -23,6 +23,8 @@ class TrainBackend(ABC):
 
     loss_scale: float
     """Factor on the loss that makes the reduced gradients a sum over ranks."""
+    holds_whole: bool
+    """Every tensor lies whole on this rank."""
 
     @abstractmethod
     def before_backward(self, *, is_last: bool) -> None:
@@ -61,6 +63,7 @@ class WholeBackend(TrainBackend):
     """One device: everything is here."""
 
     loss_scale = 1.0
+    holds_whole = True
 
     def before_backward(self, *, is_last: bool) -> None:
         return

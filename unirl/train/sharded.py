@@ -37,6 +37,8 @@ def make_mesh(config: BackendConfig, world_size: int, device: torch.device) -> D
 class ShardedBackend(TrainBackend):
     """Shards a network in place; parameters on the meta device stay there, to be filled later."""
 
+    holds_whole = False
+
     def __init__(
         self,
         network: nn.Module,

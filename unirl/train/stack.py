@@ -19,17 +19,19 @@ from torch import Tensor
 
 from unirl.algorithms.base import Algorithm, Rows
 from unirl.config.schema import StackConfig
-from unirl.core.components import FROZEN, Component, Moved, TensorComponent
-from unirl.core.errors import ModelError, ResidencyError
+from unirl.core.components import Movable
+from unirl.core.errors import ModelError
 from unirl.core.types import ScoredRollout, UpdateStats
 from unirl.distributed.ranks import Ranks
-from unirl.memory.movers import ComponentMover, module_components
+from unirl.memory.hostmem import HostArena
+from unirl.memory.movers import RoleWeights
 from unirl.models.base import DiffusionModel
 from unirl.models.lora import adapter_disabled, adapter_parameters
 from unirl.models.parameters import require_fit
 from unirl.samplers.noise import seed_of
 from unirl.tracking.pooling import pool_metrics
 from unirl.train.backend import TrainBackend, clip_gradients, write_share
+from unirl.train.components import train_components
 from unirl.train.optimizer import (
     learning_rate_factor,
     make_optimizer,
@@ -72,9 +74,10 @@ class TrainStack:
         seed: int,
         device: torch.device,
         ranks: Ranks,
+        host: HostArena,
     ) -> None:
         """`model` is on `device` with its adapter attached or its network requiring grad, laid out
-        over the ranks as `backend` has it."""
+        over the ranks as `backend` has it; `host` is where parked weights go."""
         self.model = model
         self._backend = backend
         self._ranks = ranks
@@ -92,8 +95,14 @@ class TrainStack:
         self._optimizer = make_optimizer(self._trained.values(), config.optimizer)
         self._num_steps = 0
         self._num_writes = 0
-        self._is_parked = False
-        self._mover = ComponentMover(self._components())
+        components = train_components(
+            model,
+            backend,
+            self._parameters,
+            moments=lambda: moment_tensors(self._optimizer),
+            num_writes=lambda: self._num_writes,
+        )
+        self._weights = RoleWeights(components, host, before_parking=backend.settle)
 
     @property
     def weight_version(self) -> int:
@@ -108,37 +117,16 @@ class TrainStack:
         """Keeps sharded weights gathered, for a generation with them."""
         return self._backend.gathered()
 
-    def offload(self) -> Moved:
-        self._backend.settle()
-        moved = self._mover.offload()
-        self._is_parked = True
-        return moved
+    @property
+    def parts(self) -> Sequence[Movable]:
+        """What the residency planner moves."""
+        return self._weights.parts
 
-    def onload(self) -> Moved:
-        moved = self._mover.onload()
-        self._is_parked = False
-        return moved
-
-    def _components(self) -> list[Component]:
-        network, local = self.model.network, self._backend.local
-        frozen = [p for name, p in self._parameters.items() if name not in self._trained]
-        components: list[Component] = [
-            TensorComponent("train.base", lambda: map(local, frozen), lambda: FROZEN),
-            TensorComponent(
-                "train.trained",
-                lambda: map(local, self._trained.values()),
-                lambda: self._num_writes,
-            ),
-            TensorComponent(
-                "train.optimizer",
-                lambda: map(local, moment_tensors(self._optimizer)),
-                lambda: self._num_writes,
-            ),
-            TensorComponent("train.buffers", lambda: list(network.buffers()), lambda: None),
-        ]
-        for name, module in self.model.frozen_modules.items():
-            components += module_components(f"train.{name}", module)
-        return components
+    @property
+    def readable_while_parked(self) -> bool:
+        """Whether weights can be read from their host copies; shards must be gathered on the
+        device."""
+        return self._backend.holds_whole
 
     # --- update ---------------------------------------------------------------------------------
 
@@ -213,9 +201,11 @@ class TrainStack:
         learning_rate = self._apply_learning_rate()
         if skipped is None:
             clip_gradients(self._backend, trained, norm, self._config.max_grad_norm)
-            self._optimizer.step()
+            # Before the step: one that fails halfway has written already, and no copy of the
+            # weights may pass for current then.
             self._num_steps += 1
             self._num_writes += 1
+            self._optimizer.step()
         elif self._ranks.is_main:
             logger.warning("optimizer step skipped: %s", skipped)
         # Gradients are dropped here, not before the next backward, so parking never carries them.
@@ -269,14 +259,21 @@ class TrainStack:
     def read_weights(self, *, adapter: bool, with_probe: bool) -> WeightPayload:
         """Host copies of the adapter or of all network weights, float32 where trained.
 
-        Collective: every rank gets whole tensors.
+        A parked stack is read from the host, where it moves nothing; it cannot answer a probe then,
+        so the payload has none. Collective: every rank gets whole tensors.
         """
-        self._require_on_device("read weights")
-        self._backend.settle()
         source = adapter_parameters(self.model.network) if adapter else self._parameters
-        tensors = {name: self._backend.whole(parameter) for name, parameter in source.items()}
-        probe = self._make_probe() if with_probe else None
+        tensors = self._read(source, "read weights")
+        probe = self._make_probe() if with_probe and self._weights.is_resident else None
         return WeightPayload(self.weight_version, tensors, is_adapter=adapter, probe=probe)
+
+    def _read(self, source: Mapping[str, Tensor], action: str) -> dict[str, Tensor]:
+        """Whole copies on the CPU, wherever the weights are. Collective."""
+        if self.readable_while_parked:
+            return {name: self._weights.on_host(tensor) for name, tensor in source.items()}
+        self._require_on_device(action)
+        self._backend.settle()
+        return {name: self._backend.whole(tensor) for name, tensor in source.items()}
 
     def _make_probe(self) -> Probe:
         generator = torch.Generator().manual_seed(seed_of("weight-sync-probe"))
@@ -291,17 +288,16 @@ class TrainStack:
 
     def state_tensors(self, adapter_only: bool) -> dict[str, Tensor]:
         """The weights a checkpoint holds, whole: trained ones, or the whole network. Collective."""
-        self._require_on_device("save")
-        self._backend.settle()
-        source = self._trained if adapter_only else self._parameters
-        return {name: self._backend.whole(parameter) for name, parameter in source.items()}
+        return self._read(self._trained if adapter_only else self._parameters, "save")
 
     def optimizer_state(self) -> dict[str, Any]:
         """AdamW's state with whole tensors, and the steps taken. Collective."""
-        self._require_on_device("save")
         state = self._optimizer.state_dict()
         whole = {
-            index: {name: self._backend.whole(value) for name, value in moments.items()}
+            index: {
+                "step": moments["step"].clone(),
+                **self._read({n: t for n, t in moments.items() if n != "step"}, "save"),
+            }
             for index, moments in state["state"].items()
         }
         return {"optimizer": {**state, "state": whole}, "num_steps": self._num_steps}
@@ -359,5 +355,4 @@ class TrainStack:
         self._num_writes += 1
 
     def _require_on_device(self, action: str) -> None:
-        if self._is_parked:
-            raise ResidencyError(f"the train stack was asked to {action} while parked")
+        self._weights.require_resident("the train stack", action)

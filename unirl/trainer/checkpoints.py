@@ -26,6 +26,10 @@ NEUTRAL_KEYS = (
     "train_resident",
     "rollout_resident",
     "reward_resident",
+    "residency",
+    "device_budget_gib",
+    "host_budget_gib",
+    "save_reads",
     "save_interval",
     "save_dir",
     "save_mode",
@@ -74,15 +78,16 @@ class Checkpoints:
         logger.info("resumed from %s at rollout %d", self._source, state.rollouts_done)
         return state.rollouts_done
 
+    @property
+    def read_the_device(self) -> bool:
+        """Whether a save needs the train stack on the device, as it does unless save_reads=host."""
+        return self._config.save_reads == "device"
+
     def is_due(self, rollouts_done: int) -> bool:
-        """Every save_interval rollouts and after the last one; never with save_interval=0."""
-        config = self._config
-        return config.save_interval > 0 and (
-            rollouts_done % config.save_interval == 0 or rollouts_done == config.num_rollouts
-        )
+        return save_is_due(self._config, rollouts_done)
 
     def save(self, rollouts_done: int) -> Path:
-        """Write checkpoint-<rollouts_done>; the train stack must be on the device.
+        """Write checkpoint-<rollouts_done>; see `read_the_device` for where the weights must be.
 
         All ranks together: rank 0 makes the folder and gives it its final name, once every rank
         has written its part. Raises CheckpointError on all ranks when one cannot write.
@@ -100,6 +105,13 @@ class Checkpoints:
         path = save_together(self._store, rollouts_done, write, self._ranks)
         logger.info("saved %s", path)
         return path
+
+
+def save_is_due(config: RunConfig, rollouts_done: int) -> bool:
+    """Every save_interval rollouts and after the last one; never with save_interval=0."""
+    return config.save_interval > 0 and (
+        rollouts_done % config.save_interval == 0 or rollouts_done == config.num_rollouts
+    )
 
 
 def changed_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -20,13 +20,11 @@ from unirl.core.types import ScoredRollout
 from unirl.data.stream import PromptStream
 from unirl.distributed.sharding import own_prompts, sample_places
 from unirl.residency.policy import Role
-from unirl.residency.trace import TransitionLog
 from unirl.tracking.tracker import Row, Tracker
-from unirl.train.stack import TrainStack
-from unirl.trainer.checkpoints import Checkpoints
 from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
+from unirl.trainer.roles import MoveRecord, SaveRole, TrainRole
 from unirl.trainer.window_metrics import rollout_metrics, train_metrics
 from unirl.trainer.windows import sync_is_due, windows
 
@@ -48,14 +46,14 @@ class DiffusionTrainer:
     def __init__(
         self,
         config: RunConfig,
-        stack: TrainStack,
+        stack: TrainRole,
         phases: Phases,
         prompts: PromptStream,
         requests: RequestFactory,
         evaluator: Evaluator,
-        checkpoints: Checkpoints,
+        checkpoints: SaveRole,
         tracker: Tracker,
-        transitions: TransitionLog,
+        transitions: MoveRecord,
         should_stop: Callable[[], bool],
     ) -> None:
         self._config = config
@@ -105,8 +103,6 @@ class DiffusionTrainer:
             scored = [self._collect(rollout_id) for rollout_id in window]
             with clock.phase("train"):
                 self._phases.residency.enter(Role.TRAIN)
-                # Before the step: a step that fails halfway must not leave an old adapter cached.
-                self._phases.sync.invalidate()
                 updates = self._stack.update(scored)
         metrics = rollout_metrics(scored) | train_metrics(updates) | self._take_costs()
         metrics["train/optimizer_step"] = float(self._stack.weight_version)
@@ -118,7 +114,7 @@ class DiffusionTrainer:
     def _collect(self, rollout_id: int) -> ScoredRollout:
         """Sample and score one rollout, and compare each sample with its siblings."""
         config = self._config
-        self._transitions.at(rollout_id)
+        self._transitions.at(rollout_id, "window")
         request = self._requests.training(rollout_id, self._prompts.batch(rollout_id))
         sync_due = sync_is_due(rollout_id, config.weight_sync_interval, self._resumed_at)
         rollout = self._phases.generate(request, sync_weights=sync_due)
@@ -143,7 +139,7 @@ class DiffusionTrainer:
         )
 
     def _evaluate(self, rollouts_done: int) -> None:
-        self._transitions.at(rollouts_done)
+        self._transitions.at(rollouts_done, "evaluation")
         with self._phases.clock.phase("evaluate"):
             evaluation = self._evaluator.run(rollouts_done, sync_weights=True)
         if evaluation is None:
@@ -155,9 +151,10 @@ class DiffusionTrainer:
             self._tracker.image("eval/samples", path, rollouts_done)
 
     def _save(self, rollouts_done: int) -> None:
-        self._transitions.at(rollouts_done)
+        self._transitions.at(rollouts_done, "save")
         with self._phases.clock.phase("save"):
-            self._phases.residency.enter(Role.TRAIN)
+            if self._checkpoints.read_the_device:
+                self._phases.residency.enter(Role.TRAIN)
             self._checkpoints.save(rollouts_done)
 
     def _take_costs(self) -> dict[str, float]:

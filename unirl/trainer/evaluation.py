@@ -20,6 +20,7 @@ from unirl.tracking.files import replacing
 from unirl.tracking.media import save_before_after, save_grid
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
+from unirl.trainer.roles import GalleryRole
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class Evaluator:
         phases: Phases,
         requests: RequestFactory,
         records: Sequence[PromptRecord],
-        image_dir: Path,
+        gallery: GalleryRole,
         should_stop: Callable[[], bool],
     ) -> None:
         self._config = config
         self._phases = phases
         self._requests = requests
         self._records = records[: config.eval_num_prompts]
-        self._gallery = Gallery(image_dir, config)
+        self._gallery = gallery
         self._should_stop = should_stop
 
     def run(self, step: int, sync_weights: bool) -> Evaluation | None:

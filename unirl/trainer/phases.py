@@ -19,9 +19,8 @@ from unirl.distributed.ranks import Ranks
 from unirl.distributed.sharding import join_samples, own_part
 from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import Role
-from unirl.reward.service import RewardService
-from unirl.rollout.engine import RolloutEngine
 from unirl.trainer.clock import PhaseClock
+from unirl.trainer.roles import RewardRole, RolloutRole
 from unirl.weight_sync.base import StagedWeightSync, WeightSync
 
 logger = logging.getLogger("unirl.trainer")
@@ -31,8 +30,8 @@ logger = logging.getLogger("unirl.trainer")
 class Phases:
     """Generate and score on one slab."""
 
-    engine: RolloutEngine
-    reward: RewardService
+    engine: RolloutRole
+    reward: RewardRole
     sync: WeightSync
     residency: ResidencyPlanner
     clock: PhaseClock
@@ -53,6 +52,7 @@ class Phases:
             try:
                 if sync_weights:
                     self._load_weights()
+                self.residency.require_live(Role.ROLLOUT)
                 version = self.sync.published_version
                 own = own_part(replace(request, weight_version=version), self.ranks)
                 rollout = self.engine.generate(own)
@@ -113,19 +113,25 @@ class Phases:
         )
 
     def _stage_adapter(self) -> None:
-        """Read the adapter while the trainer can still be read, when it is about to be parked.
+        """Read the adapter before the engine takes the device, when the trainer may leave it.
 
-        `enter`, not `set`: the trainer must not come back beside a resident reward.
+        A parked trainer is read from its host copy and nothing moves. Otherwise the idle roles make
+        room first: the trainer answers a probe, and must not do so beside a resident reward.
         """
         if not isinstance(self.sync, StagedWeightSync) or self.sync.has_staged_adapter():
             return
-        if self.residency.parkable(Role.TRAIN):
-            with self.clock.phase("sync"):
+        if not self.residency.parkable(Role.TRAIN):
+            return
+        with self.clock.phase("sync"):
+            if self.residency.is_on_device(Role.TRAIN):
+                self.residency.make_room(Role.TRAIN)
+            elif not self.sync.reads_parked:
                 self.residency.enter(Role.TRAIN)
-                self.sync.extract()
+            self.sync.extract()
 
     def _load_weights(self) -> None:
         with self.clock.phase("sync"):
+            self.residency.require_live(Role.ROLLOUT, besides="push")
             self.sync.sync()
 
     def sleep_after_failure(self, error: BaseException) -> None:

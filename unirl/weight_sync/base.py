@@ -17,6 +17,11 @@ class WeightSource(Protocol):
     @property
     def weight_version(self) -> int: ...
 
+    @property
+    def readable_while_parked(self) -> bool:
+        """Whether `read_weights` works from the host copies, without the device."""
+        ...
+
     def read_weights(self, *, adapter: bool, with_probe: bool) -> WeightPayload: ...
 
 
@@ -43,27 +48,26 @@ class WeightSync(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Read the trainer and load the engine; both must be on the device."""
-
-    @abstractmethod
-    def invalidate(self) -> None:
-        """Forget what was read: the weights are about to change."""
+        """Read the trainer and load the engine, which must be awake."""
 
 
 class StagedWeightSync(WeightSync):
     """A sync in two steps, so that trainer and engine never have to be on the device together."""
 
+    reads_parked: bool
+    """Whether `extract` can read a trainer that is parked, from its host copy."""
+
     @abstractmethod
     def extract(self) -> None:
-        """Read the trainer's adapter into a host cache; the trainer must be on the device."""
+        """Read the trainer's adapter, from the device or, where it is parked, from the host."""
 
     @abstractmethod
     def push(self) -> None:
-        """Load the cache into the engine, which must be awake; the cache survives."""
+        """Load what was read into the engine, which must be awake."""
 
     @abstractmethod
     def has_staged_adapter(self) -> bool:
-        """Whether an extracted adapter is cached and still current."""
+        """Whether what was read last is of the trainer's present version."""
 
 
 class SharedWeights(WeightSync):
@@ -79,7 +83,4 @@ class SharedWeights(WeightSync):
         return self._source.weight_version
 
     def sync(self) -> None:
-        return
-
-    def invalidate(self) -> None:
         return

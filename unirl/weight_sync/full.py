@@ -29,6 +29,3 @@ class LocalFullSync(WeightSync):
             if self._verify:
                 verify_load(payload, report, self._target)
         self._published_version = self._source.weight_version
-
-    def invalidate(self) -> None:
-        return

@@ -10,10 +10,10 @@ from unirl.weight_sync.verify import verify_load
 
 
 class LocalLoraSync(StagedWeightSync):
-    """Copies the adapter through a host cache.
+    """Copies the adapter over the host.
 
-    The cache is valid until `invalidate`, so several pushes (evaluation chunks, rollouts of one
-    window) cost one read. A push of a version the engine already holds does nothing.
+    What was read serves every push until the trainer's version changes, so evaluation chunks and
+    rollouts of one window cost one read. A push of a version the engine already holds does nothing.
     """
 
     capabilities = SYNCS["lora"].capabilities
@@ -22,6 +22,7 @@ class LocalLoraSync(StagedWeightSync):
         self._source = source
         self._target = target
         self._verify = verify
+        self.reads_parked = source.readable_while_parked
         self._staged: WeightPayload | None = None
         self._published_version: int | None = None
 
@@ -30,15 +31,19 @@ class LocalLoraSync(StagedWeightSync):
         return self._published_version
 
     def has_staged_adapter(self) -> bool:
-        return self._staged is not None
+        return self._staged is not None and self._staged.version == self._source.weight_version
 
     def extract(self) -> None:
         self._staged = self._source.read_weights(adapter=True, with_probe=self._verify)
 
     def push(self) -> None:
-        if self._staged is None:
-            raise WeightSyncError("push without an extracted adapter; call extract() first")
-        payload = self._staged
+        payload, current = self._staged, self._source.weight_version
+        if payload is None or payload.version != current:
+            held = "none" if payload is None else f"version {payload.version}"
+            raise WeightSyncError(
+                f"push of the adapter of version {current}, but {held} was extracted; call "
+                "extract() first"
+            )
         if self._target.weight_version != payload.version:
             report = self._target.load_weights(payload)
             if self._verify:
@@ -46,9 +51,6 @@ class LocalLoraSync(StagedWeightSync):
         self._published_version = payload.version
 
     def sync(self) -> None:
-        if self._staged is None:
+        if not self.has_staged_adapter():
             self.extract()
         self.push()
-
-    def invalidate(self) -> None:
-        self._staged = None

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import host_arena
 from builders import rollout_request, sample, tiny_model
 
 from unirl.config.resources import resolve_path
 from unirl.core.errors import DataError, ModelError
-from unirl.memory.movers import ComponentMover, module_components
+from unirl.memory.movers import RoleWeights, module_components
 from unirl.models.tiny import TinyModel
 from unirl.models.tiny_dit import save_tiny_dit
 
@@ -37,9 +38,10 @@ def shipped() -> TinyModel:
 def test_the_shipped_model_loads_frozen_in_eval_mode_and_can_be_parked(shipped):
     assert not shipped.network.training
     assert not any(p.requires_grad for p in shipped.network.parameters())
-    mover = ComponentMover(module_components("network", shipped.network))
-    assert mover.offload().num_bytes > 1e6
-    mover.onload()
+    weights = RoleWeights(module_components("network", shipped.network), host_arena())
+    assert sum(part.park(copy=True).num_bytes for part in weights.parts) > 1e6
+    for part in weights.parts:
+        part.unpark()
 
 
 @pytest.mark.parametrize(

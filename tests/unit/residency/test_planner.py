@@ -7,8 +7,9 @@ import logging
 import pytest
 from recording_roles import RecordingRoles, make_planner, policy
 
-from unirl.residency.planner import Transition
+from unirl.core.components import Moved
 from unirl.residency.policy import Role
+from unirl.residency.transition import Transition
 
 TRAIN, ROLLOUT, REWARD = Role.TRAIN, Role.ROLLOUT, Role.REWARD
 ALL = (TRAIN, ROLLOUT, REWARD)
@@ -171,11 +172,11 @@ def test_each_move_is_recorded_with_its_cause_and_bytes():
     planner = make_planner(RecordingRoles(), ALL, records)
     planner.enter(ROLLOUT)
     planner.set(ROLLOUT, on_device=False)
-    assert [(t.seq, t.text, t.cause, t.moved.num_bytes) for t in records] == [
-        (1, "train offload", "enter rollout", 10),
-        (2, "reward offload", "enter rollout", 10),
-        (3, "rollout onload", "enter rollout", 10),
-        (4, "rollout offload", "set rollout", 10),
+    assert [(t.seq, t.text, t.cause, t.moved) for t in records] == [
+        (1, "train offload", "enter rollout", Moved(10)),
+        (2, "reward offload", "enter rollout", Moved(10)),
+        (3, "rollout onload", "enter rollout", Moved(10)),
+        (4, "rollout offload", "set rollout", Moved(0, dropped_bytes=10)),
     ]
     assert all(t.seconds >= 0 for t in records)
 

@@ -21,13 +21,11 @@ from hypothesis.stateful import (
 )
 from recording_roles import RecordingRoles, policy
 
-from unirl.residency.planner import (
-    INITIALLY_ON_DEVICE,
-    ResidencyPlanner,
-    Transition,
-    _Move,
-)
+from unirl.core.components import Movable
+from unirl.core.errors import ResidencyError
+from unirl.residency.planner import INITIALLY_ON_DEVICE, ResidencyPlanner, _Move
 from unirl.residency.policy import Role
+from unirl.residency.transition import Transition
 
 ROLES = st.sampled_from(list(Role))
 SUBSETS = st.sampled_from([set(c) for n in range(4) for c in combinations(Role, n)])
@@ -53,7 +51,7 @@ class PlannerMachine(RuleBasedStateMachine):
         self.records: list[Transition] = []
         self.log: list[str] = []
         self.planner = self.planner_class(
-            policy(*parked), self.roles.role_moves(), self.records.append, lambda: None
+            policy(*parked), self.roles.components(), self.records.append, lambda: None
         )
 
     def _request(self, request) -> list[str]:
@@ -112,6 +110,7 @@ class PlannerMachine(RuleBasedStateMachine):
         except OSError:
             came_in = f"{active.value} onload" in self.log[moves_before:]
             assert not came_in, "came in although another role could not leave"
+        self.planner_and_roles_agree()
         self.roles.failing = set()
         self.enter(active, set())
 
@@ -157,16 +156,19 @@ def test_the_planner_keeps_its_promises():
 class MovesAlways(ResidencyPlanner):
     """Loads and parks without looking whether that changes anything (public issue UniRL#429)."""
 
-    def _changes_something(self, move: _Move) -> bool:
-        pinned = self._policy.is_pinned(move.role)
-        return move.role in self._moves and (move.to_device or not pinned)
+    def _changes_something(self, move: _Move, active: Role | None) -> bool:
+        pinned = self._rule.is_pinned(move.role)
+        return move.role in self._components and (move.to_device or not pinned)
+
+    def _to_bring(self, role: Role) -> list[Movable]:
+        return list(self._components[role])
 
 
 class ForgetsUntrackedActive(ResidencyPlanner):
     """Skips the whole request when the active role does not share the slab."""
 
     def enter(self, active: Role, preserve: Collection[Role] = ()) -> None:
-        if active in self._moves:
+        if active in self._components:
             super().enter(active, preserve)
 
 
@@ -179,8 +181,11 @@ class OnBeforeOff(ResidencyPlanner):
 
 
 class IgnoresPins(ResidencyPlanner):
-    def _changes_something(self, move: _Move) -> bool:
-        return move.role in self._moves and self._on_device[move.role] != move.to_device
+    def _changes_something(self, move: _Move, active: Role | None) -> bool:
+        return move.role in self._components and self._on_device[move.role] != move.to_device
+
+    def _to_park(self, role: Role, active: Role | None) -> list[Movable]:
+        return [part for part in self._components[role] if part.is_resident]
 
 
 class IgnoresPreserve(ResidencyPlanner):
@@ -191,16 +196,16 @@ class IgnoresPreserve(ResidencyPlanner):
 class StateBeforeSuccess(ResidencyPlanner):
     """Believes in a move before it was made."""
 
-    def _run(self, move: _Move, cause: str) -> Transition:
+    def _run(self, move: _Move, cause: str, active: Role | None) -> Transition:
         self._on_device[move.role] = move.to_device
-        return super()._run(move, cause)
+        return super()._run(move, cause, active)
 
 
 class GoesOnAfterAFailedOffload(ResidencyPlanner):
     def enter(self, active: Role, preserve: Collection[Role] = ()) -> None:
         idle = [role for role in Role if role is not active and role not in preserve]
         moves = [*(_Move(role, False) for role in idle), _Move(active, True)]
-        self._apply(moves, f"enter {active.value}")
+        self._apply(moves, f"enter {active.value}", active)
 
 
 class ParksTooMuch(ResidencyPlanner):
@@ -225,7 +230,7 @@ MUTANTS: Sequence[type[ResidencyPlanner]] = (
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_planner_without_one_of_the_rules_is_caught(mutant):
-    with pytest.raises((AssertionError, BaseExceptionGroup)) as caught:
+    with pytest.raises((AssertionError, ResidencyError, BaseExceptionGroup)) as caught:
         run_machine(mutant)
     errors = getattr(caught.value, "exceptions", (caught.value,))
-    assert all(isinstance(error, AssertionError) for error in errors)
+    assert all(isinstance(error, (AssertionError, ResidencyError)) for error in errors)

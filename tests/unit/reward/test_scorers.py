@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import host_arena, offload, onload
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from unirl.config.schema import RewardConfig
 from unirl.core.errors import ResidencyError
 from unirl.core.types import PromptRecord
 from unirl.reward.scorers.color import ColorScorer
@@ -72,18 +74,18 @@ def test_exact_read_is_all_or_nothing():
 
 def test_the_ocr_session_is_really_gone_while_parked_and_reads_the_same_afterwards():
     scorer = OcrScorer()
-    (component,) = scorer.components()
     session = weakref.ref(scorer._network._recognizer)  # type: ignore[arg-type]
-    rewards = RewardService({"ocr": WeightedScorer(scorer, 1.0)}, {}, None)  # type: ignore[arg-type]
-    moved = rewards.offload()
+    rewards = RewardService({"ocr": WeightedScorer(scorer, 1.0)}, {}, RewardConfig(), host_arena())
+    moved = offload(rewards)
     gc.collect()
     assert session() is None
     assert moved.dropped_bytes > 1e6
     with pytest.raises(ResidencyError, match="while parked"):
         scorer.score(picture("374")[None], [wanted("374")])
-    rewards.onload()
+    onload(rewards)
     assert scorer.score(picture("374")[None], [wanted("374")]) == [1]
-    assert component.name == "reward.ocr"
+    (part,) = rewards.parts
+    assert part.name == "reward.ocr.network"
 
 
 def test_ocr_names_the_metadata_it_needs(ocr):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import rollout_request, sample, tiny_model
+from builders import host_arena, offload, onload, rollout_request, sample, tiny_model
 from torch import Tensor
 
 from unirl.config.schema import RewardConfig
@@ -80,6 +80,7 @@ def service(
         {n: WeightedScorer(scorer(s), weight) for n, (s, weight) in scorers.items()},
         {n: scorer(s) for n, s in (judges or {}).items()},
         RewardConfig.model_validate(config),
+        host_arena(),
     )
 
 
@@ -271,7 +272,10 @@ def test_parking_moves_every_scorers_and_judges_components_and_refuses_to_score(
     weight, other = torch.ones(5), torch.ones(7)
     sessions: list[str] = []
     session = RebuiltComponent(
-        "session", lambda: sessions.append("drop") or 11, lambda: sessions.append("build") or 11
+        "session",
+        lambda: sessions.append("drop") or 11,
+        lambda: sessions.append("build") or 11,
+        lambda: 11,
     )
     parts = [TensorComponent("a.weight", lambda: [weight], lambda: FROZEN), session]
     judge_part = TensorComponent("judge.weight", lambda: [other], lambda: FROZEN)
@@ -279,13 +283,13 @@ def test_parking_moves_every_scorers_and_judges_components_and_refuses_to_score(
         {"a": (FunctionScorer(brightness, parts), 1.0)},
         {"judge": FunctionScorer(brightness, [judge_part])},
     )
-    moved = scored.offload()
+    moved = offload(scored)
     assert (moved.num_bytes, moved.dropped_bytes) == (12 * 4, 11)
     for use in (scored.score, scored.judge):
         with pytest.raises(ResidencyError, match="while parked"):
             use(rollout)
-    assert scored.offload().num_bytes == 0
-    assert scored.onload().num_bytes == 12 * 4 + 11
+    assert offload(scored).num_bytes == 0
+    assert onload(scored).num_bytes == 12 * 4 + 11
     assert sessions == ["drop", "build"]
     assert scored.score(rollout).valid.all()
     assert weight.tolist() == [1.0] * 5

@@ -12,6 +12,9 @@ import torch
 from builders import (
     CPU,
     LATENT_SHAPE,
+    host_arena,
+    offload,
+    onload,
     randomize_adapter,
     rollout_request,
     sample,
@@ -40,11 +43,11 @@ def trainside(version: Callable[[], int] = lambda: 0, **model: Any) -> Trainside
 def replica(forward_batch_size: int = 0, **model: Any) -> ReplicaEngine:
     tiny = tiny_model(**model)
     randomize_adapter(tiny)
-    return ReplicaEngine(tiny, forward_batch_size, CPU)
+    return ReplicaEngine(tiny, forward_batch_size, CPU, host_arena(), None)
 
 
 def generate_awake(engine: ReplicaEngine, request: RolloutRequest) -> Rollout:
-    engine.wake_up()
+    onload(engine)
     return engine.generate(request)
 
 
@@ -227,46 +230,46 @@ def test_a_sleeping_replica_refuses_every_use():
     }
     for asleep in range(2):
         for action, use in uses.items():
-            with pytest.raises(ResidencyError, match=f"asked to {action} while asleep"):
+            with pytest.raises(ResidencyError, match=f"asked to {action} while parked"):
                 use()
         if not asleep:
-            engine.wake_up()
-            engine.sleep()
+            onload(engine)
+            offload(engine)
 
 
 def test_trainside_sleeps_and_wakes_without_moving_anything():
     engine = trainside()
-    assert (engine.sleep(), engine.wake_up(), engine.sleep()) == (Moved(0),) * 3
+    assert (offload(engine), onload(engine), offload(engine)) == (Moved(0),) * 3
     engine.generate(rollout_request())
 
 
 def test_a_replica_starts_off_the_device_and_wakes_and_sleeps_only_once():
     engine = replica()
     assert all(p.untyped_storage().nbytes() == 0 for p in engine._model.network.parameters())
-    assert engine.sleep() == Moved(0)
-    assert engine.wake_up().num_bytes > 0
-    assert engine.wake_up() == Moved(0)
+    assert offload(engine) == Moved(0)
+    assert onload(engine).num_bytes > 0
+    assert onload(engine) == Moved(0)
 
 
 def test_sleep_copies_only_what_a_push_wrote():
     engine = replica()
-    engine.wake_up()
+    onload(engine)
     adapter = sum(p.numel() * 4 for p in adapter_parameters(engine._model.network).values())
     buffers = sum(b.numel() * 4 for b in engine._model.network.buffers())
-    assert engine.sleep().num_bytes == buffers
-    engine.wake_up()
+    assert offload(engine).num_bytes == buffers
+    onload(engine)
     engine.load_weights(payload(engine))
-    assert engine.sleep().num_bytes == adapter + buffers
+    assert offload(engine).num_bytes == adapter + buffers
 
 
 def test_a_pushed_adapter_survives_sleep():
     engine = replica()
-    engine.wake_up()
+    onload(engine)
     engine.load_weights(payload(engine))
     before = weights(engine._model)  # type: ignore[arg-type]
     expected = engine.generate(rollout_request(weight_version=1))
     for _ in range(2):
-        engine.sleep()
-        engine.wake_up()
+        offload(engine)
+        onload(engine)
     assert same(engine.generate(rollout_request(weight_version=1)), expected)
     assert all(torch.equal(v, before[n]) for n, v in weights(engine._model).items())  # type: ignore[arg-type]

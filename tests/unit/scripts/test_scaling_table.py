@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 from scaling.costs import memory, volume
-from scaling.layout import Layout, Unit, lay_out, pretended_group
+from unirl.planning.layout import Layout, Unit, lay_out, pretended_group
 from scaling.networks import NETWORKS, build_network
 from scaling.schedule import Schedule, schedule, transitions
 from scaling_table import fit, main, on_mesh, row, size_text

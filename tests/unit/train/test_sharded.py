@@ -11,6 +11,9 @@ import torch
 from builders import (
     CPU,
     LATENT_SHAPE,
+    host_arena,
+    offload,
+    onload,
     randomize_adapter,
     rollout_request,
     run_config,
@@ -97,6 +100,7 @@ def trained(
         config.seed,
         CPU,
         ranks,
+        host_arena(),
     )
     return Trained(model, layout, stack, ranks)
 
@@ -192,8 +196,8 @@ def park_and_return() -> tuple[Moved, bool, bool, bool]:
         one.stack.update([one.scored()])
         objects = dict(one.model.network.named_parameters())
         before, images = one.whole_weights(), one.scored().trajectory.final_latents
-        moved = one.stack.offload()
-        one.stack.onload()
+        moved = offload(one.stack)
+        onload(one.stack)
         after = dict(one.model.network.named_parameters())
         same_objects = all(after[name] is parameter for name, parameter in objects.items())
         assert all(isinstance(parameter, DTensor) for parameter in after.values())
@@ -204,7 +208,7 @@ def park_and_return() -> tuple[Moved, bool, bool, bool]:
 def test_parking_moves_the_own_shards_and_keeps_every_object(pool: RankPool) -> None:
     one = trained(OneRank())
     one.stack.update([one.scored()])
-    whole = one.stack.offload().num_bytes
+    whole = offload(one.stack).num_bytes
     results = pool.run(2, park_and_return)
     for moved, *same in results:
         assert same == [True, True, True]
@@ -228,9 +232,9 @@ def park_after_a_failed_forward() -> tuple[bool, bool]:
             one.scored()
         handle.remove()
         left = _is_gathered(one.model)
-        one.stack.offload()
+        offload(one.stack)
         still = _is_gathered(one.model)
-        one.stack.onload()
+        onload(one.stack)
         one.scored()
         return left, still
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from builders import (
+    offload,
+    onload,
     randomize_adapter,
     rollout_request,
     same_bits,
@@ -294,8 +296,8 @@ def test_parking_between_updates_does_not_change_a_bit(lora_rank):
         for window in range(3):
             one = roll_out(model, key=f"window-{window}")
             if parks:
-                stack.offload()
-                stack.onload()
+                offload(stack)
+                onload(stack)
             stack.update([one])
         return state(stack)
 
@@ -315,34 +317,62 @@ def test_a_cold_stack_parks_its_base_once_and_then_only_what_a_step_wrote():
     }
     base = size["all"] - size["adapter"]
     one = roll_out(model)
-    assert stack.offload() == Moved(size["all"] + size["buffers"])
-    stack.onload()
-    assert stack.offload() == Moved(size["buffers"], size["all"])
-    assert stack.onload() == Moved(size["all"] + size["buffers"])
+    assert offload(stack) == Moved(size["all"] + size["buffers"])
+    onload(stack)
+    assert offload(stack) == Moved(size["buffers"], size["all"])
+    assert onload(stack) == Moved(size["all"] + size["buffers"])
     stack.update([one])
     with_moments = 3 * size["adapter"]
-    assert stack.offload() == Moved(with_moments + size["buffers"], base)
-    assert stack.onload() == Moved(with_moments + size["buffers"] + base)
+    assert offload(stack) == Moved(with_moments + size["buffers"], base)
+    assert onload(stack) == Moved(with_moments + size["buffers"] + base)
 
 
-def test_a_parked_stack_refuses_every_use():
+def test_a_parked_stack_refuses_to_work():
     model = tiny_model()
     stack = train_stack(model)
     one = roll_out(model)
     tensors, optimizer = stack.state_tensors(adapter_only=True), stack.optimizer_state()
-    stack.offload()
+    offload(stack)
     uses = {
         "update": lambda: stack.update([one]),
-        "read weights": lambda: stack.read_weights(adapter=True, with_probe=False),
-        "save": lambda: stack.state_tensors(adapter_only=True),
-        "save ": stack.optimizer_state,
         "load": lambda: stack.load_state(tensors, optimizer),
     }
     for action, use in uses.items():
-        with pytest.raises(ResidencyError, match=f"{action.strip()} while parked"):
+        with pytest.raises(ResidencyError, match=f"{action} while parked"):
             use()
-    stack.onload()
+    onload(stack)
     stack.update([one])
+
+
+def test_a_parked_stack_is_read_and_saved_from_the_host_and_nothing_moves():
+    model = tiny_model()
+    stack = train_stack(model)
+    stack.update([roll_out(model)])
+    there = stack.state_tensors(adapter_only=False), stack.optimizer_state()
+    read = stack.read_weights(adapter=True, with_probe=True)
+    offload(stack)
+    parked = stack.state_tensors(adapter_only=False), stack.optimizer_state()
+    read_parked = stack.read_weights(adapter=True, with_probe=True)
+    assert not any(part.is_resident for part in stack.parts)
+    assert same_bits(parked[0], there[0])
+    assert same_bits(read_parked.tensors, read.tensors)
+    assert read.probe is not None
+    assert read_parked.probe is None, "it takes the device to answer one"
+    for index, moments in there[1]["optimizer"]["state"].items():
+        assert same_bits(parked[1]["optimizer"]["state"][index], moments)
+
+
+def test_a_step_that_fails_halfway_has_changed_the_version(monkeypatch: pytest.MonkeyPatch):
+    model = tiny_model()
+    stack = train_stack(model)
+
+    def fails() -> None:
+        raise RuntimeError("halfway")
+
+    monkeypatch.setattr(stack._optimizer, "step", fails)
+    with pytest.raises(RuntimeError, match="halfway"):
+        stack.update([roll_out(model)])
+    assert stack.weight_version == 1, "what was read before must not pass for current"
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -364,11 +394,11 @@ def test_a_restored_stack_parks_its_new_weights():
     stack = trained({})
     saved = stack.state_tensors(adapter_only=True), stack.optimizer_state()
     resumed = train_stack(tiny_model())
-    resumed.offload()
-    resumed.onload()
+    offload(resumed)
+    onload(resumed)
     resumed.load_state(*saved)
-    resumed.offload()
-    resumed.onload()
+    offload(resumed)
+    onload(resumed)
     assert same_bits(state(resumed), state(stack))
 
 
@@ -420,8 +450,8 @@ def test_a_saved_stack_can_still_be_parked(tmp_path):
     torch.save(stack.optimizer_state(), tmp_path / "optimizer.pt")
     save_file(stack.state_tensors(adapter_only=False), tmp_path / "weights.safetensors")
     before = state(stack)
-    stack.offload()
-    stack.onload()
+    offload(stack)
+    onload(stack)
     assert same_bits(state(stack), before)
 
 

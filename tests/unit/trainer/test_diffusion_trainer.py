@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from builders import (
     CPU,
+    host_arena,
     records,
     run_config,
     same_bits,
@@ -26,7 +27,7 @@ from unirl.config.schema import RewardConfig
 from unirl.core.types import PromptRecord, ScoredRollout, UpdateStats
 from unirl.data.stream import PromptStream
 from unirl.distributed.ranks import OneRank
-from unirl.residency.planner import ResidencyPlanner, RoleMoves
+from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import ResidencyPolicy, Role
 from unirl.residency.trace import TransitionLog
 from unirl.reward.scorer import Scorer
@@ -37,7 +38,7 @@ from unirl.tracking.metrics import describe
 from unirl.tracking.tracker import Row, Sink, Tracker
 from unirl.trainer.clock import PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer, TrainResult
-from unirl.trainer.evaluation import Evaluator
+from unirl.trainer.evaluation import Evaluator, Gallery
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
 from unirl.weight_sync.base import SharedWeights
@@ -74,12 +75,14 @@ class RecordingStack:
         return self._recording.trainer.weight_version
 
     def update(self, scored: Sequence[ScoredRollout]) -> list[UpdateStats]:
+        self._recording.trainer.weight_version += 1  # first, as the train stack does it
         self._recording.events.add(f"step on {len(scored)}")
-        self._recording.trainer.weight_version += 1
         return [UpdateStats({"loss": 0.0})]
 
 
 class RecordingCheckpoints:
+    read_the_device = True
+
     def __init__(self, recording: RecordingPhases, interval: int, last: int) -> None:
         self._recording = recording
         self._interval = interval
@@ -115,7 +118,14 @@ class Run:
             self.recording.phases,
             PromptStream(records(6), config.batch_size, config.seed),
             requests,
-            Evaluator(config, self.recording.phases, requests, records(6), folder, should_stop),
+            Evaluator(
+                config,
+                self.recording.phases,
+                requests,
+                records(6),
+                Gallery(folder, config),
+                should_stop,
+            ),
             RecordingCheckpoints(  # type: ignore[arg-type]
                 self.recording, config.save_interval, config.num_rollouts
             ),
@@ -309,23 +319,26 @@ class RealRun:
         self.model = tiny_model()
         stack = train_stack(self.model, settings)
         reward = RewardService(
-            {"bright": WeightedScorer(Brightness(), 1.0)}, {"judge": Brightness()}, RewardConfig()
+            {"bright": WeightedScorer(Brightness(), 1.0)},
+            {"judge": Brightness()},
+            RewardConfig(),
+            host_arena(),
         )
-        moves = {Role.REWARD: RoleMoves(reward.onload, reward.offload)}
+        components = {Role.REWARD: reward.parts}
         if replica:
             rollout_model = tiny_model()
             rollout_model.network.requires_grad_(False)
-            engine: Any = ReplicaEngine(rollout_model, 0, CPU)
+            engine: Any = ReplicaEngine(rollout_model, 0, CPU, host_arena(), None)
             sync: Any = LocalLoraSync(stack, engine, verify=True)
-            moves[Role.TRAIN] = RoleMoves(stack.onload, stack.offload)
+            components[Role.TRAIN] = stack.parts
         else:
             engine = TrainsideEngine(self.model, 0, CPU, lambda: stack.weight_version, nullcontext)
             sync = SharedWeights(stack)
-        moves[Role.ROLLOUT] = RoleMoves(engine.wake_up, engine.sleep)
+        components[Role.ROLLOUT] = engine.parts
         self.log = TransitionLog(folder / "transitions.jsonl")
         residency = ResidencyPlanner(
             ResidencyPolicy(*(role not in parked for role in ALL)),
-            moves,
+            components,
             self.log.record,
             OneRank().barrier,
         )
@@ -338,7 +351,14 @@ class RealRun:
             phases,
             PromptStream(records(6), config.batch_size, config.seed),
             requests,
-            Evaluator(config, phases, requests, records(2), folder / "images", lambda: False),
+            Evaluator(
+                config,
+                phases,
+                requests,
+                records(2),
+                Gallery(folder / "images", config),
+                lambda: False,
+            ),
             NoCheckpoints(),  # type: ignore[arg-type]
             Tracker([self.sink]),
             self.log,
@@ -357,6 +377,8 @@ class RealRun:
 
 
 class NoCheckpoints:
+    read_the_device = True
+
     def is_due(self, done: int) -> bool:
         return False
 

@@ -13,7 +13,7 @@ from recording_phases import RecordingPhases
 from unirl.core.types import PromptBatch, PromptRecord
 from unirl.residency.policy import Role
 from unirl.tracking.metrics import describe
-from unirl.trainer.evaluation import Evaluator
+from unirl.trainer.evaluation import Evaluator, Gallery
 from unirl.trainer.requests import RequestFactory
 
 ALL = tuple(Role)
@@ -32,7 +32,12 @@ def evaluator(
     config = run_config({"eval_num_prompts": num_prompts, "eval_chunk_prompts": 2, **overrides})
     requests = RequestFactory(config, recording.model)
     return Evaluator(
-        config, recording.phases, requests, prompts or records(6), image_dir, should_stop
+        config,
+        recording.phases,
+        requests,
+        prompts or records(6),
+        Gallery(image_dir, config),
+        should_stop,
     )
 
 

@@ -65,8 +65,24 @@ def test_a_parked_trainer_is_read_before_it_leaves():
     ]
 
 
-def test_a_parked_trainer_that_must_be_read_comes_back_only_after_the_reward_left():
+def test_a_parked_trainer_is_read_from_the_host_and_nothing_moves_for_it():
     recording = after_a_step(ALL)
+    rollout = recording.phases.generate(REQUEST, sync_weights=False)
+    recording.phases.score(rollout.request, rollout)
+    recording.events.take()
+    recording.phases.generate(REQUEST, sync_weights=True)
+    assert recording.events.take() == [
+        "extract",
+        "reward offload",
+        "rollout onload",
+        "push 1",
+        "generate",
+        "rollout offload",
+    ]
+
+
+def test_a_parked_trainer_in_shards_comes_back_to_be_read_once_the_reward_left():
+    recording = after_a_step(ALL, readable_while_parked=False)
     rollout = recording.phases.generate(REQUEST, sync_weights=False)
     recording.phases.score(rollout.request, rollout)
     recording.events.take()

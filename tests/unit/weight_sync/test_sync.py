@@ -10,6 +10,9 @@ import pytest
 import torch
 from builders import (
     CPU,
+    host_arena,
+    offload,
+    onload,
     randomize_adapter,
     rollout_request,
     sample,
@@ -38,6 +41,7 @@ class CountingSource:
     def __init__(self, stack: TrainStack) -> None:
         self._stack = stack
         self.num_reads = 0
+        self.readable_while_parked = stack.readable_while_parked
 
     @property
     def weight_version(self) -> int:
@@ -83,8 +87,8 @@ class Pair:
         self.stack = train_stack(self.model, {"stack.optimizer.learning_rate": learning_rate})
         rollout_model = tiny_model(lora_rank=lora_rank, **model)
         rollout_model.network.requires_grad_(False)
-        self.engine = ReplicaEngine(rollout_model, 0, CPU)
-        self.engine.wake_up()
+        self.engine = ReplicaEngine(rollout_model, 0, CPU, host_arena(), None)
+        onload(self.engine)
         self.source, self.target = CountingSource(self.stack), CountingTarget(self.engine, load)
 
     def lora_sync(self, verify: bool = True) -> LocalLoraSync:
@@ -119,7 +123,7 @@ def test_after_a_push_the_engine_samples_like_the_trainer_and_unlike_the_base():
     assert pair.engine.weight_version == pair.stack.weight_version == 1
 
 
-def test_one_extract_serves_every_push_until_it_is_invalidated():
+def test_one_extract_serves_every_push_until_the_next_step():
     pair = Pair()
     sync = pair.lora_sync()
     assert not sync.has_staged_adapter()
@@ -127,9 +131,8 @@ def test_one_extract_serves_every_push_until_it_is_invalidated():
         sync.sync()
     assert sync.has_staged_adapter()
     assert (pair.source.num_reads, pair.target.num_loads) == (1, 1)
-    sync.invalidate()
-    assert not sync.has_staged_adapter()
     pair.train()
+    assert not sync.has_staged_adapter()
     sync.sync()
     assert (pair.source.num_reads, pair.target.num_loads) == (2, 2)
 
@@ -138,8 +141,8 @@ def test_a_push_of_a_version_the_engine_holds_loads_nothing():
     pair = Pair()
     sync = pair.lora_sync()
     sync.sync()
-    sync.invalidate()
-    sync.sync()
+    sync.extract()
+    sync.push()
     assert (pair.source.num_reads, pair.target.num_loads) == (2, 1)
     assert sync.published_version == 0
 
@@ -156,25 +159,24 @@ def test_an_engine_that_lost_its_adapter_gets_it_again_from_the_cache():
     assert torch.equal(pair.engine_output(), pair.trainer_output())
 
 
-def test_push_works_while_the_trainer_is_parked_and_extract_does_not():
+def test_a_parked_trainer_is_read_from_the_host_and_stays_parked():
     pair = Pair()
     sync = pair.lora_sync()
     pair.train()
     expected = pair.trainer_output()
-    sync.extract()
-    pair.stack.offload()
-    sync.push()
+    offload(pair.stack)
+    sync.sync()
     assert torch.equal(pair.engine_output(), expected)
-    with pytest.raises(ResidencyError, match="read weights while parked"):
-        sync.extract()
+    assert not any(part.is_resident for part in pair.stack.parts)
+    assert sync.published_version == 1
 
 
 def test_push_into_a_sleeping_engine_is_refused_and_publishes_nothing():
     pair = Pair()
-    pair.engine.sleep()
+    offload(pair.engine)
     sync = pair.lora_sync()
     sync.extract()
-    with pytest.raises(ResidencyError, match="while asleep"):
+    with pytest.raises(ResidencyError, match="while parked"):
         sync.push()
     assert sync.published_version is None
 
@@ -184,16 +186,15 @@ def test_push_without_an_extract_is_refused():
         Pair().lora_sync().push()
 
 
-def test_what_was_extracted_does_not_change_with_the_next_step():
+def test_what_was_extracted_before_a_step_is_not_pushed_after_it():
     pair = Pair()
     sync = pair.lora_sync()
     pair.train()
-    expected = pair.trainer_output()
     sync.extract()
     pair.train()
-    sync.push()
-    assert torch.equal(pair.engine_output(), expected)
-    assert sync.published_version == 1
+    with pytest.raises(WeightSyncError, match="of version 2, but version 1 was extracted"):
+        sync.push()
+    assert pair.engine.weight_version is None
 
 
 @pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
@@ -228,7 +229,6 @@ def test_shared_weights_are_always_published():
     pair = Pair()
     sync = SharedWeights(pair.stack)
     sync.sync()
-    sync.invalidate()
     pair.train()
     assert sync.published_version == 1
 

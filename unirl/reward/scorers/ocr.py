@@ -35,15 +35,18 @@ class ParkableRecognizer:
         wanted = [str(record.metadata["text"]).upper() for record in records]
         return list(zip(self._recognizer.read(images.numpy()), wanted, strict=True))
 
-    def component(self, name: str) -> Component:
-        return RebuiltComponent(name, self._drop, self._rebuild)
+    def component(self) -> Component:
+        return RebuiltComponent("network", self._drop, self._rebuild, self._num_bytes)
 
     def _drop(self) -> int:
         self._recognizer = None
-        return self._path.stat().st_size
+        return self._num_bytes()
 
     def _rebuild(self) -> int:
         self._recognizer = OcrRecognizer(self._path, self._num_threads)
+        return self._num_bytes()
+
+    def _num_bytes(self) -> int:
         return self._path.stat().st_size
 
 
@@ -54,7 +57,7 @@ class OcrScorer(Scorer):
         self._network = ParkableRecognizer(bundled_model_path(), num_threads)
 
     def components(self) -> Sequence[Component]:
-        return (self._network.component("reward.ocr"),)
+        return (self._network.component(),)
 
     def required_metadata(self) -> Sequence[str]:
         return ("text",)
@@ -71,7 +74,7 @@ class ExactReadScorer(Scorer):
         self._network = ParkableRecognizer(bundled_model_path(), num_threads)
 
     def components(self) -> Sequence[Component]:
-        return (self._network.component("reward.exact_read"),)
+        return (self._network.component(),)
 
     def required_metadata(self) -> Sequence[str]:
         return ("text",)
@@ -88,7 +91,7 @@ class SecondOcrScorer(Scorer):
         self._network = ParkableRecognizer(_second_model_path(), num_threads)
 
     def components(self) -> Sequence[Component]:
-        return (self._network.component("reward.second_ocr"),)
+        return (self._network.component(),)
 
     def required_metadata(self) -> Sequence[str]:
         return ("text",)

@@ -1,0 +1,51 @@
+"""What is written down about a move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unirl.core.components import Moved
+from unirl.residency.directory import State
+from unirl.residency.policy import Role
+
+
+@dataclass(frozen=True)
+class ComponentMove:
+    """One component that left or came."""
+
+    component: str
+    source: State
+    target: State
+    moved: Moved
+    seconds: float
+    version: str
+    """Of the contents that moved; `unknown` for those that anything may have written."""
+    device_bytes: int
+    """What all components held on the device afterwards."""
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A role that left or came: `train offload`."""
+
+    seq: int
+    """Number of the transition in this process."""
+    role: Role
+    to_device: bool
+    cause: str
+    """The request that led to it, e.g. `enter rollout`."""
+    moves: tuple[ComponentMove, ...]
+    """In order; none where the role has nothing of its own, or all of it stays."""
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.role.value} {'onload' if self.to_device else 'offload'}"
+
+    @property
+    def moved(self) -> Moved:
+        return Moved(
+            sum(move.moved.num_bytes for move in self.moves),
+            sum(move.moved.dropped_bytes for move in self.moves),
+        )

@@ -1,0 +1,71 @@
+"""The roles as the loop sees them. A run has real ones, a plan has ones that only take notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from unirl.core.types import (
+    PromptRecord,
+    Rewards,
+    Rollout,
+    RolloutRequest,
+    ScoredRollout,
+    UpdateStats,
+)
+from unirl.residency.transition import Transition
+
+
+class TrainRole(Protocol):
+    """`train.stack.TrainStack`."""
+
+    @property
+    def weight_version(self) -> int: ...
+
+    def update(self, scored: Sequence[ScoredRollout]) -> list[UpdateStats]: ...
+
+
+class RolloutRole(Protocol):
+    """`rollout.engine.RolloutEngine`."""
+
+    def generate(self, request: RolloutRequest) -> Rollout: ...
+
+
+class RewardRole(Protocol):
+    """`reward.service.RewardService`."""
+
+    def score(self, rollout: Rollout) -> Rewards: ...
+
+    def judge(self, rollout: Rollout) -> Mapping[str, Tensor]: ...
+
+
+class SaveRole(Protocol):
+    """`trainer.checkpoints.Checkpoints`."""
+
+    @property
+    def read_the_device(self) -> bool: ...
+
+    def is_due(self, rollouts_done: int) -> bool: ...
+
+    def save(self, rollouts_done: int) -> Path: ...
+
+
+class GalleryRole(Protocol):
+    """`trainer.evaluation.Gallery`."""
+
+    def save(
+        self, step: int, shown: Sequence[Tensor], records: Sequence[PromptRecord]
+    ) -> list[Path]: ...
+
+
+class MoveRecord(Protocol):
+    """`residency.trace.TransitionLog`."""
+
+    def at(self, rollout: int, during: str) -> None: ...
+
+    def record(self, transition: Transition) -> None: ...
+
+    def take_metrics(self) -> dict[str, float]: ...
