@@ -31,15 +31,19 @@ from unirl.data.stream import PromptStream
 from unirl.distributed.ranks import OneRank
 from unirl.models.lora import attach_lora
 from unirl.models.tiny_dit import load_tiny_dit
+from unirl.residency.perfetto import TraceFile
+from unirl.residency.policy import ResidencyPolicy
 from unirl.residency.trace import TransitionLog
 from unirl.reward.scorers.color import ColorScorer
 from unirl.reward.scorers.ocr import OcrScorer
-from unirl.runtime.build import build_roles, build_trainer, load_all_prompts
+from unirl.runtime.build import build_host, build_reward_role, build_roles, load_all_prompts
+from unirl.runtime.loop import build_trainer
 from unirl.samplers.window import select_sde_steps
 from unirl.tracking.jsonl import JsonlSink
 from unirl.tracking.tracker import Tracker
 from unirl.trainer.checkpoints import Checkpoints
 from unirl.trainer.diffusion import DiffusionTrainer
+from unirl.trainer.evaluation import Gallery
 
 
 def main() -> None:
@@ -71,8 +75,12 @@ def main() -> None:
 def our_trainer(config: RunConfig, folder: Path, resources: ExitStack) -> DiffusionTrainer:
     folder.mkdir()
     prompts = load_all_prompts(config)
-    roles = build_roles(config, prompts, OneRank())
-    transitions = TransitionLog(folder / "transitions.jsonl")
+    host = build_host(config)
+    reward = build_reward_role(config, prompts, host)
+    roles = build_roles(config, prompts, reward, host, OneRank())
+    transitions = TransitionLog(
+        folder / "transitions.jsonl", TraceFile(folder / "trace.json", rank=0)
+    )
     resources.callback(transitions.close)
     tracker = resources.enter_context(Tracker([JsonlSink(folder / "metrics.jsonl")]))
     checkpoints = Checkpoints(config, roles.stack, folder / "checkpoints", None, OneRank())
@@ -80,8 +88,9 @@ def our_trainer(config: RunConfig, folder: Path, resources: ExitStack) -> Diffus
         config,
         prompts,
         roles,
+        ResidencyPolicy.of(config),
         checkpoints,
-        folder,
+        Gallery(folder, config),
         transitions,
         tracker,
         lambda: False,

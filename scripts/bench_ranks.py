@@ -30,10 +30,14 @@ from unirl.cli.check import checked
 from unirl.config.schema import RunConfig
 from unirl.distributed.group import joined
 from unirl.distributed.ranks import Ranks
+from unirl.residency.perfetto import TraceFile
+from unirl.residency.policy import ResidencyPolicy
 from unirl.residency.trace import TransitionLog
-from unirl.runtime.build import build_roles, build_trainer, load_all_prompts
+from unirl.runtime.build import build_host, build_reward_role, build_roles, load_all_prompts
+from unirl.runtime.loop import build_trainer
 from unirl.tracking.tracker import Row, Sink, Tracker
 from unirl.trainer.checkpoints import Checkpoints
+from unirl.trainer.evaluation import Gallery
 
 T = TypeVar("T")
 
@@ -149,16 +153,21 @@ def train(
     """Seconds of sampling and of a whole window: means after a first one, which is not counted."""
     rows = Rows()
     prompts = load_all_prompts(config)
-    roles = build_roles(config, prompts, ranks)
+    host = build_host(config)
+    reward = build_reward_role(config, prompts, host)
+    roles = build_roles(config, prompts, reward, host, ranks)
     folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
-    transitions = TransitionLog(folder / "transitions.jsonl")
+    transitions = TransitionLog(
+        folder / "transitions.jsonl", TraceFile(folder / "trace.json", rank=0)
+    )
     resources.callback(transitions.close)
     trainer = build_trainer(
         config,
         prompts,
         roles,
+        ResidencyPolicy.of(config),
         Checkpoints(config, roles.stack, folder, None, ranks),
-        folder,
+        Gallery(folder, config),
         transitions,
         Tracker([rows]),
         lambda: ranks.any(False),

@@ -18,13 +18,13 @@ import time
 from collections.abc import Sequence
 
 from scaling.costs import memory, volume
-from unirl.planning.layout import lay_out, pretended_group
 from scaling.networks import NETWORKS, build_network
 from scaling.schedule import schedule, transitions
 
 from unirl.cli.compose import compose
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError, UnirlError
+from unirl.planning.layout import lay_out, pretended_group
 
 RECIPES = ("diffusion/sd3/sd3_trainside", "diffusion/sd3/sd3_replica_lora")
 RANKS = (8, 16, 64, 512)

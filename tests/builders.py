@@ -33,7 +33,9 @@ from unirl.models.tiny import TinyModel
 from unirl.models.tiny_dit import TinyDiT, TinyDiTConfig, TinyTokenizer
 from unirl.residency.directory import Directory
 from unirl.residency.ledger import Ledger
+from unirl.residency.perfetto import TraceFile
 from unirl.residency.policy import Role
+from unirl.residency.trace import TransitionLog
 from unirl.residency.transaction import Transaction
 from unirl.residency.transition import Transition
 from unirl.rollout.sampling import sample_with_model
@@ -224,3 +226,8 @@ def weights(model: TinyModel) -> dict[str, Tensor]:
 def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     """Whether both hold the same names with bit-identical tensors."""
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def transition_log(folder: Path) -> TransitionLog:
+    """Writes into the folder."""
+    return TransitionLog(folder / "transitions.jsonl", TraceFile(folder / "trace.json", rank=0))

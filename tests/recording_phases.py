@@ -22,7 +22,7 @@ from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import Role
 from unirl.rollout.engine import SyncedEngine
 from unirl.rollout.sampling import sample_with_model
-from unirl.trainer.clock import PhaseClock
+from unirl.trainer.clock import NoMeter, PhaseClock
 from unirl.trainer.phases import Phases
 from unirl.weight_sync.base import WeightSync
 from unirl.weight_sync.full import LocalFullSync
@@ -156,7 +156,7 @@ class RecordingPhases:
             RecordingReward(self.events),
             self.sync,
             self.planner,
-            PhaseClock(),
+            PhaseClock(NoMeter()),
             OneRank(),
         )
 

@@ -102,9 +102,8 @@ def transitions(config: RunConfig) -> list[str]:
     moved: list[Transition] = []
     shares = engine_capabilities(config).shares_train_weights
     tracked = [role for role in Role if not (role is Role.TRAIN and shares)]
-    resident = config.resident
     planner = ResidencyPlanner(
-        ResidencyPolicy(resident["train"], resident["rollout"], resident["reward"]),
+        ResidencyPolicy.of(config),
         dict.fromkeys(tracked, ()),
         moved.append,
         lambda: None,

@@ -1,8 +1,8 @@
-"""The command `unirl`: `train`, `check` and `recipes`.
+"""The command `unirl`: `train`, `plan`, `check` and `recipes`.
 
 Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
-codes: 0 done, 1 the run failed, 2 wrong usage, 3 wrong configuration, 130 interrupted. Torch is
-imported only once a run starts, so the other commands answer at once.
+codes: 0 done, 1 the run failed, 2 wrong usage or a plan that does not fit, 3 wrong configuration,
+130 interrupted. Torch is imported only for a run and a plan, so the other commands answer at once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from unirl import __version__
+from unirl.cli import plan
 from unirl.cli.check import checked, checked_but_for_files, summary
 from unirl.cli.recipes import describe_components, describe_recipes, recipe_folders
 from unirl.config.schema import RunConfig
@@ -32,6 +33,7 @@ examples:
   unirl train quickstart                        a few minutes on one CPU core
   unirl train quickstart num_rollouts=5 seed=1  any key can be overridden
   unirl check quickstart stack.lora.rank=8      every problem at once, without loading weights
+  unirl plan diffusion/sd3/sd3_replica_lora --gpu h100-80g       memory and moves, before it runs
   unirl train quickstart --cfg                  print all keys with their values
   unirl train --config-dir mine --config-name my_overlay
   unirl recipes --components                    what recipes and built-in components there are
@@ -49,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _train(args)
             case "check":
                 return _check(args)
+            case "plan":
+                return plan.run(args)
             case _:
                 return _recipes(args)
     except UnirlError as error:
@@ -149,6 +153,9 @@ def _sort_words(
         names.remove("job")
     if len(names) > 1:
         parser.error(f"one recipe at a time, found {' and '.join(names)}")
+    if not names and args.command == "plan" and args.compare is not None:
+        args.recipe = str(args.compare)
+        return
     if not names:
         parser.error("which recipe? `unirl recipes` lists them; overrides look like key=value")
     args.recipe = names[0]
@@ -168,13 +175,20 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check", help="report every problem of a recipe; loads no weights", allow_abbrev=False
     )
-    for command in (train, check):
+    planned = commands.add_parser(
+        "plan",
+        help="what a run moves and holds on the device, without a GPU or weights",
+        allow_abbrev=False,
+    )
+    plan.add_options(planned)
+    for command in (train, check, planned):
         command.add_argument("words", nargs="*", metavar="RECIPE | KEY=VALUE")
         command.add_argument("--config-name", metavar="RECIPE", help="the same as RECIPE")
         _add_config_dir(command)
     train.add_argument("--cfg", action="store_true", help="print the configuration and stop")
     train.add_argument("--resolve", action="store_true", help=argparse.SUPPRESS)
     check.set_defaults(cfg=False)
+    planned.set_defaults(cfg=False)
     recipes = commands.add_parser("recipes", help="list recipes")
     recipes.add_argument("--components", action="store_true", help="list built-in components")
     _add_config_dir(recipes)

@@ -223,7 +223,7 @@ class TensorPart:
 
     def read(self, tensor: Tensor) -> Tensor:
         """A fresh CPU copy of one of its tensors, from wherever the values are."""
-        if self.parking is Parking.DROP and (not self.is_resident or self.version() is VOID):
+        if self.version() is VOID:
             raise ResidencyError(
                 f"{self.name} was to be read, but its contents were dropped and not written since"
             )

@@ -62,6 +62,32 @@ class DiffusionModel(ABC):
             with_encoders=with_encoders,
         )
 
+    @classmethod
+    def blueprint(
+        cls,
+        path: Path,
+        *,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        max_sequence_length: int,
+        with_encoders: bool,
+    ) -> Self:
+        """Like `load`, with every parameter on the meta device; buffers may be real. For plans.
+
+        A family that can build its modules from config files alone needs no weights here, and any
+        text may be encoded alike. Without this method the weights are read and dropped.
+        """
+        model = cls.load(
+            path,
+            frozen_dtype=frozen_dtype,
+            compute_dtype=compute_dtype,
+            max_sequence_length=max_sequence_length,
+            with_encoders=with_encoders,
+        )
+        for module in [model.network, *model.frozen_modules.values()]:
+            module.to("meta")
+        return model
+
     def network_files(self) -> Sequence[Path]:
         """The safetensors files that hold a skeleton's parameters, under their own names."""
         return ()

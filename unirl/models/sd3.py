@@ -36,6 +36,7 @@ from unirl.core.errors import ModelError
 from unirl.core.types import Conditioning
 from unirl.memory.movers import own_storages
 from unirl.models.base import DiffusionModel
+from unirl.models.on_meta import BlankTokenizer, module_on_meta
 
 T = TypeVar("T")
 
@@ -98,9 +99,8 @@ class StableDiffusion3Model(DiffusionModel):
         _read_index(path)
         dtype = _network_dtype(compute_dtype, frozen_dtype)
         network = _read_module(path, NETWORK, SD3Transformer2DModel, dtype)
-        return cls._around(
-            network, path, frozen_dtype, compute_dtype, max_sequence_length, with_encoders
-        )
+        encoders = _read_encoders(path, frozen_dtype) if with_encoders else None
+        return cls._around(network, path, encoders, compute_dtype, max_sequence_length)
 
     @classmethod
     def load_skeleton(
@@ -116,31 +116,42 @@ class StableDiffusion3Model(DiffusionModel):
         _read_index(path)
         dtype = _network_dtype(compute_dtype, frozen_dtype)
         network = _read(path, NETWORK, lambda folder: _skeleton(folder, dtype))
-        return cls._around(
-            network, path, frozen_dtype, compute_dtype, max_sequence_length, with_encoders
-        )
+        encoders = _read_encoders(path, frozen_dtype) if with_encoders else None
+        return cls._around(network, path, encoders, compute_dtype, max_sequence_length)
+
+    @classmethod
+    def blueprint(
+        cls,
+        path: Path,
+        *,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        max_sequence_length: int,
+        with_encoders: bool,
+    ) -> Self:
+        """See `DiffusionModel.blueprint`: a folder of config files is enough."""
+        _read_index(path)
+        dtype = _network_dtype(compute_dtype, frozen_dtype)
+        network = _read_on_meta(path, NETWORK, SD3Transformer2DModel, dtype)
+        encoders = _blank_encoders(path, frozen_dtype) if with_encoders else None
+        return cls._around(network, path, encoders, compute_dtype, max_sequence_length)
 
     @classmethod
     def _around(
         cls,
         network: SD3Transformer2DModel,
         path: Path,
-        frozen_dtype: torch.dtype,
+        encoders: Mapping[str, Any] | None,
         compute_dtype: torch.dtype,
         max_sequence_length: int,
-        with_encoders: bool,
     ) -> Self:
-        """The other components of the folder around its network."""
-        index = _read_index(path)
+        """The network, and the other components of the folder around it."""
         scheduler = _read(path, "scheduler", _scheduler)
         vae_config = _read(path, "vae", _vae_config)
         pipeline = None
-        if with_encoders:
+        if encoders is not None:
             pipeline = StableDiffusion3Pipeline(
-                transformer=network,
-                scheduler=scheduler,
-                vae=_read_module(path, "vae", AutoencoderKL, frozen_dtype),
-                **_read_encoders(path, index, frozen_dtype),
+                transformer=network, scheduler=scheduler, **encoders
             )
         return cls(
             network,
@@ -298,11 +309,17 @@ def _read_index(path: Path) -> Mapping[str, Any]:
     return index
 
 
-def _read_encoders(path: Path, index: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Text encoders and tokenizers under the names the pipeline takes."""
-    has_t5 = "text_encoder_3" in index and index["text_encoder_3"][0] is not None
+def _has_t5(path: Path) -> bool:
+    index = _read_index(path)
+    return "text_encoder_3" in index and index["text_encoder_3"][0] is not None
+
+
+def _read_encoders(path: Path, dtype: torch.dtype) -> dict[str, Any]:
+    """VAE, text encoders and tokenizers under the names the pipeline takes."""
+    has_t5 = _has_t5(path)
     clip, t5 = CLIPTextModelWithProjection, T5EncoderModel
     return {
+        "vae": _read_module(path, "vae", AutoencoderKL, dtype),
         "text_encoder": _read_module(path, "text_encoder", clip, dtype),
         "text_encoder_2": _read_module(path, "text_encoder_2", clip, dtype),
         "text_encoder_3": _read_module(path, "text_encoder_3", t5, dtype) if has_t5 else None,
@@ -310,6 +327,25 @@ def _read_encoders(path: Path, index: Mapping[str, Any], dtype: torch.dtype) -> 
         "tokenizer_2": _read_tokenizer(path, "tokenizer_2", CLIPTokenizer),
         "tokenizer_3": _read_tokenizer(path, "tokenizer_3", T5Tokenizer) if has_t5 else None,
     }
+
+
+def _blank_encoders(path: Path, dtype: torch.dtype) -> dict[str, Any]:
+    """Like `_read_encoders`, from config files alone: modules on meta, tokenizers without words."""
+    has_t5 = _has_t5(path)
+    clip, t5 = CLIPTextModelWithProjection, T5EncoderModel
+    return {
+        "vae": _read_on_meta(path, "vae", AutoencoderKL, dtype),
+        "text_encoder": _read_on_meta(path, "text_encoder", clip, dtype),
+        "text_encoder_2": _read_on_meta(path, "text_encoder_2", clip, dtype),
+        "text_encoder_3": _read_on_meta(path, "text_encoder_3", t5, dtype) if has_t5 else None,
+        "tokenizer": BlankTokenizer(CLIP_TOKENS),
+        "tokenizer_2": BlankTokenizer(CLIP_TOKENS),
+        "tokenizer_3": BlankTokenizer(CLIP_TOKENS) if has_t5 else None,
+    }
+
+
+def _read_on_meta(path: Path, name: str, module_class: Any, dtype: torch.dtype) -> Any:
+    return _read(path, name, lambda folder: module_on_meta(folder, module_class, dtype))
 
 
 def _read_module(path: Path, name: str, module_class: Any, dtype: torch.dtype) -> Any:

@@ -62,6 +62,18 @@ class TinyModel(DiffusionModel):
         return cls._read(load_tiny_skeleton, path, frozen_dtype, compute_dtype)
 
     @classmethod
+    def blueprint(
+        cls,
+        path: Path,
+        *,
+        frozen_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        max_sequence_length: int,
+        with_encoders: bool,
+    ) -> TinyModel:
+        return cls._read(load_tiny_skeleton, path, frozen_dtype, compute_dtype)
+
+    @classmethod
     def _read(
         cls,
         reader: Callable[[Path], tuple[TinyDiT, TinyTokenizer]],

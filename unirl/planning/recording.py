@@ -51,6 +51,7 @@ class RecordingPart:
     def __init__(self, component: Component, *, is_resident: bool = True) -> None:
         """One that starts off the device was copied to the host before."""
         self._component = component
+        self._known_size = 0
         self._is_resident = is_resident
         self._host_bytes = 0 if is_resident or self.parking is not Parking.COPY else self._size()
         self._parked_bytes = self._size()
@@ -103,9 +104,13 @@ class RecordingPart:
         return Moved(0 if self.parking is Parking.DROP else self._parked_bytes)
 
     def _size(self) -> int:
-        if isinstance(self._component, RebuiltComponent):
-            return self._component.num_bytes()
-        return storage_bytes(self._component.tensors())
+        """Asked once it is not 0: moments appear with the first step, nothing else changes."""
+        if self._known_size == 0:
+            if isinstance(self._component, RebuiltComponent):
+                self._known_size = self._component.num_bytes()
+            else:
+                self._known_size = storage_bytes(self._component.tensors())
+        return self._known_size
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

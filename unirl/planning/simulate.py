@@ -31,14 +31,15 @@ from unirl.planning.recording import (
     RecordingStack,
     Watch,
 )
-from unirl.residency.directory import State
+from unirl.residency.plan import PhaseNote
 from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import KeepRule, Role
+from unirl.residency.timeline import PhaseKind
 from unirl.residency.trace import lines_of
 from unirl.residency.transition import Transition
 from unirl.tracking.tracker import Tracker
 from unirl.train.backend import TrainBackend, WholeBackend
-from unirl.trainer.clock import PhaseClock
+from unirl.trainer.clock import NoMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer
 from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
@@ -63,20 +64,6 @@ class Counts:
 
     train: int
     evaluation: int
-
-
-@dataclass(frozen=True)
-class PhaseNote:
-    """One phase at work."""
-
-    kind: str
-    """`rollout`, `reward`, `train`, `evaluate rollout`, `evaluate reward` or `save`."""
-    rollout: int
-    num_lines: int
-    """Lines of moves written before it works."""
-    device_bytes: dict[str, int]
-    """What each component takes on the device meanwhile; those that are not there are left out."""
-    states: dict[str, State]
 
 
 @dataclass(frozen=True)
@@ -110,6 +97,9 @@ class _Recorder:
         for line in lines_of(transition, transition.seq, self._rollout, self._during):
             self.notes.lines.append({"seq": len(self.notes.lines) + 1, **line})
 
+    def phase_ended(self, name: str, seconds: float) -> None:
+        return
+
     def take_metrics(self) -> dict[str, float]:
         return {}
 
@@ -118,7 +108,7 @@ class _Recorder:
         states = dict(self.planner.snapshot())
         parts = self.notes.parts
         there = {name: parts[name].num_bytes() for name in parts if parts[name].is_resident}
-        kind = f"evaluate {role}" if self._during == "evaluation" else role
+        kind = PhaseKind(f"evaluation {role}" if self._during == "evaluation" else role)
         note = PhaseNote(kind, self._rollout, len(self.notes.lines), there, states)
         self.notes.phases.append(note)
 
@@ -190,7 +180,12 @@ def _assemble(
     for part in [*stack.parts, *engine.parts, *reward.parts]:
         recorder.notes.parts[part.name] = part
     planner = ResidencyPlanner(
-        rule, components, recorder.record, lambda: None, bystanders=stack.parts
+        rule,
+        components,
+        recorder.record,
+        lambda: None,
+        bystanders=stack.parts,
+        announce=lambda transitions: None,
     )
     recorder.planner = planner
     name = sync_name(config)
@@ -199,7 +194,7 @@ def _assemble(
         if name is None
         else import_component(catalog.SYNCS[name].path)(stack, engine, False)
     )
-    phases = Phases(engine, reward, sync, planner, PhaseClock(), OneRank())
+    phases = Phases(engine, reward, sync, planner, PhaseClock(NoMeter()), OneRank())
     requests = RequestFactory(config, networks.sampled)
     evaluation = _records("evaluation", counts.evaluation)
     return DiffusionTrainer(

@@ -28,6 +28,13 @@ INITIALLY_ON_DEVICE = {Role.TRAIN: True, Role.ROLLOUT: False, Role.REWARD: True}
 """Roles are built on the device, an engine asleep."""
 
 
+def log_transitions(transitions: Sequence[Transition]) -> None:
+    """One line for those of one request."""
+    # Empty moves (an engine that shares the train stack's weights) go to the log file only.
+    level = logging.INFO if any(t.moved.touched_bytes for t in transitions) else logging.DEBUG
+    logger.log(level, "lifecycle residency: %s", ", ".join(t.text for t in transitions))
+
+
 @dataclass(frozen=True)
 class _Move:
     role: Role
@@ -50,13 +57,16 @@ class ResidencyPlanner:
         wait_for_ranks: Callable[[], None],
         bystanders: Sequence[Movable] = (),
         budget_bytes: int | None = None,
+        announce: Callable[[Sequence[Transition]], None] = log_transitions,
     ) -> None:
         """`wait_for_ranks` is called after each transition: no rank uses memory that another still
-        fills. `bystanders` take memory of the slab and are accounted, whether they move or not."""
+        fills. `bystanders` take memory of the slab and are accounted, whether they move or not.
+        `announce` is told of the transitions that one request led to."""
         self._rule = rule
         self._components = {role: tuple(parts) for role, parts in components.items()}
         self._record = record
         self._wait_for_ranks = wait_for_ranks
+        self._announce = announce
         self._on_device = {role: INITIALLY_ON_DEVICE[role] for role in self._components}
         self._seq = 0
         self._parts = {p.name: p for parts in self._components.values() for p in parts}
@@ -139,9 +149,7 @@ class ResidencyPlanner:
                 error.add_note(f"while moving: {move.role.value}, cause: {cause}")
                 errors.append(error)
         if done:
-            # Empty moves (an engine that shares the train stack's weights) go to the log file only.
-            level = logging.INFO if any(t.moved.touched_bytes for t in done) else logging.DEBUG
-            logger.log(level, "lifecycle residency: %s", ", ".join(t.text for t in done))
+            self._announce(done)
         if errors:
             for later in errors[1:]:
                 errors[0].add_note(f"also failed: {later}")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from unirl.config.schema import RunConfig
+
 
 class Role(Enum):
     """The three users of a slab's memory."""
@@ -42,6 +44,12 @@ class ResidencyPolicy:
     train_resident: bool
     rollout_resident: bool
     reward_resident: bool
+
+    @classmethod
+    def of(cls, config: RunConfig) -> ResidencyPolicy:
+        """What the residency keys say, or what null stands for."""
+        resident = config.resident
+        return cls(resident["train"], resident["rollout"], resident["reward"])
 
     def enter(self, role: Role) -> None:
         return

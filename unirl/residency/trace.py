@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.components import Moved
+from unirl.residency.perfetto import TraceFile
 from unirl.residency.transition import Transition
 from unirl.tracking.files import output_errors
 
@@ -49,10 +50,11 @@ def _bytes(moved: Moved) -> dict[str, int]:
 
 
 class TransitionLog:
-    """Appends moves to `transitions.jsonl` and counts transitions until asked."""
+    """Appends moves to `transitions.jsonl` and a trace, and counts transitions until asked."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, trace: TraceFile) -> None:
         self._path = path
+        self._trace = trace
         with output_errors(path):
             self._file = path.open("a+", encoding="utf-8")
             self._file.seek(0)
@@ -71,14 +73,20 @@ class TransitionLog:
         self._rollout = rollout
         self._during = during
 
+    def phase_ended(self, name: str, seconds: float) -> None:
+        """For the trace."""
+        self._trace.phase(name, seconds)
+
     def record(self, transition: Transition) -> None:
         self._num_transitions += 1
         with output_errors(self._path):
             number = self._num_transitions
-            for line in lines_of(transition, number, self._rollout, self._during):
+            lines = list(lines_of(transition, number, self._rollout, self._during))
+            for line in lines:
                 self._num_lines += 1
                 self._file.write(json.dumps({"seq": self._num_lines, **line}) + "\n")
             self._file.flush()
+        self._trace.moves(lines)
         move = "onload" if transition.to_device else "offload"
         self._counts[f"{transition.role.value}_{move}s"] += 1
         self._counts[f"{move}_bytes"] += transition.moved.num_bytes
@@ -98,5 +106,6 @@ class TransitionLog:
         return metrics
 
     def close(self) -> None:
+        self._trace.close()
         with output_errors(self._path):
             self._file.close()

@@ -43,9 +43,11 @@ class RewardService:
         self._judges = dict(judges)
         self._config = config
         named = {**{name: w.scorer for name, w in scorers.items()}, **judges}
-        self._weights = RoleWeights(
-            [part for name, scorer in named.items() for part in _components(name, scorer)], host
-        )
+        self.components: Sequence[Component] = [
+            part for name, scorer in named.items() for part in scorer_components(name, scorer)
+        ]
+        """What the scorers hold on the device."""
+        self._weights = RoleWeights(self.components, host)
 
     @property
     def parts(self) -> Sequence[Movable]:
@@ -120,7 +122,7 @@ class RewardService:
         return _score_checked(name, scorer, rollout.images, records)
 
 
-def _components(name: str, scorer: Scorer) -> list[Component]:
+def scorer_components(name: str, scorer: Scorer) -> list[Component]:
     """The scorer's components under names of their own: two scorers may be of one class."""
     return [replace(part, name=f"reward.{name}.{part.name}") for part in scorer.components()]
 

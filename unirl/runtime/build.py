@@ -1,9 +1,8 @@
-"""The composition root: the only place that turns a RunConfig into objects and connects them."""
+"""The composition root: the only place that turns a RunConfig into prompts and roles."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,28 +17,16 @@ from unirl.config.schema import RewardConfig, RunConfig, ScorerConfig
 from unirl.core.errors import ConfigError, UnirlError
 from unirl.core.types import PromptRecord
 from unirl.data.prompts import load_prompts
-from unirl.data.stream import PromptStream
-from unirl.distributed.agreement import require_same_settings
 from unirl.distributed.ranks import Ranks
 from unirl.memory.hostmem import GIB, HostArena, HostLimit, host_limit
 from unirl.memory.sharing import share_base
 from unirl.models.base import DiffusionModel
-from unirl.residency.planner import ResidencyPlanner
-from unirl.residency.policy import KeepRule, ResidencyPolicy, Role
-from unirl.residency.trace import TransitionLog
 from unirl.reward.scorer import Scorer
 from unirl.reward.service import RewardService, WeightedScorer
 from unirl.rollout.engine import RolloutEngine
 from unirl.runtime.training_model import build_model, build_training_model
-from unirl.tracking.tracker import Tracker
 from unirl.train.backend import TrainBackend
 from unirl.train.stack import TrainStack
-from unirl.trainer.checkpoints import Checkpoints
-from unirl.trainer.clock import PhaseClock
-from unirl.trainer.diffusion import DiffusionTrainer
-from unirl.trainer.evaluation import Evaluator, Gallery
-from unirl.trainer.phases import Phases
-from unirl.trainer.requests import RequestFactory
 from unirl.weight_sync.base import SharedWeights, WeightSync
 
 
@@ -61,36 +48,6 @@ class Roles:
     sync: WeightSync
 
 
-def build_trainer(
-    config: RunConfig,
-    prompts: Prompts,
-    roles: Roles,
-    checkpoints: Checkpoints,
-    gallery: Gallery,
-    transitions: TransitionLog,
-    tracker: Tracker,
-    should_stop: Callable[[], bool],
-    ranks: Ranks,
-) -> DiffusionTrainer:
-    """Wire the loop around loaded roles."""
-    planner = build_planner(config, roles, keep_rule(config), transitions, ranks)
-    require_same_settings({"residency plan": planner.plan}, ranks)
-    phases = Phases(roles.engine, roles.reward, roles.sync, planner, PhaseClock(), ranks)
-    requests = RequestFactory(config, roles.stack.model)
-    return DiffusionTrainer(
-        config,
-        roles.stack,
-        phases,
-        PromptStream(prompts.train, config.batch_size, config.seed),
-        requests,
-        Evaluator(config, phases, requests, prompts.evaluation, gallery, should_stop),
-        checkpoints,
-        tracker,
-        transitions,
-        should_stop,
-    )
-
-
 def load_all_prompts(config: RunConfig) -> Prompts:
     train = load_prompts(resolve_path(config.data.train), "data.train")
     if config.data.eval is None:
@@ -98,14 +55,25 @@ def load_all_prompts(config: RunConfig) -> Prompts:
     return Prompts(train, load_prompts(resolve_path(config.data.eval), "data.eval"))
 
 
-def build_roles(config: RunConfig, prompts: Prompts, ranks: Ranks) -> Roles:
-    """Reward first: its complaints are the cheapest to find."""
-    device = pick_device(config.device)
-    host = HostArena(_host_limit(config), pin=device.type == "cuda")
+def build_host(config: RunConfig) -> HostArena:
+    """Where parked weights go."""
+    return HostArena(_host_limit(config), pin=pick_device(config.device).type == "cuda")
+
+
+def build_reward_role(config: RunConfig, prompts: Prompts, host: HostArena) -> RewardService:
+    """The scorers, checked against the prompts; first, as its complaints are the cheapest."""
     reward = build_reward(config, host)
     reward.check_records(prompts.train, "data.train")
     if config.eval_interval > 0:
         reward.check_records(prompts.evaluation, "data.eval")
+    return reward
+
+
+def build_roles(
+    config: RunConfig, prompts: Prompts, reward: RewardService, host: HostArena, ranks: Ranks
+) -> Roles:
+    """The rollout engine and the train stack, with their weights, beside the reward."""
+    device = pick_device(config.device)
     sync = sync_name(config)
     if sync is None:
         return _with_one_model(config, prompts, reward, device, ranks, host)
@@ -241,23 +209,6 @@ def _build_scorer(config: ScorerConfig, key: str) -> Scorer:
             f"{key}: building {config.path} with args {config.args} failed: "
             f"{type(error).__name__}: {error}. Correct {key}.args."
         ) from error
-
-
-def build_planner(
-    config: RunConfig, roles: Roles, rule: KeepRule, transitions: TransitionLog, ranks: Ranks
-) -> ResidencyPlanner:
-    """Tracks the roles that share the slab: train unless it samples by itself, rollout, reward."""
-    components = {Role.ROLLOUT: roles.engine.parts, Role.REWARD: roles.reward.parts}
-    if not roles.engine.capabilities.shares_train_weights:
-        components[Role.TRAIN] = roles.stack.parts
-    return ResidencyPlanner(
-        rule, components, transitions.record, ranks.barrier, bystanders=roles.stack.parts
-    )
-
-
-def keep_rule(config: RunConfig) -> KeepRule:
-    resident = config.resident
-    return ResidencyPolicy(resident["train"], resident["rollout"], resident["reward"])
 
 
 def pick_device(name: str) -> torch.device:

@@ -25,15 +25,18 @@ from unirl.distributed.agreement import require_same_settings, require_visible
 from unirl.distributed.group import joined, take_device
 from unirl.distributed.ranks import Ranks
 from unirl.distributed.watch import watching
+from unirl.residency.perfetto import TraceFile
 from unirl.residency.trace import TransitionLog
 from unirl.runtime.build import (
     Roles,
+    build_host,
+    build_reward_role,
     build_roles,
-    build_trainer,
     load_all_prompts,
     missing_judges,
 )
 from unirl.runtime.interrupt import INTERRUPTED, GracefulStop
+from unirl.runtime.loop import build_trainer, keep_rule, problem_to_search
 from unirl.runtime.run_directory import RunDirectory
 from unirl.tracking.console import ConsoleSink, setup_logging, setup_rank_logging, summary
 from unirl.tracking.jsonl import JsonlSink, read_rows
@@ -131,7 +134,10 @@ def _train(
 ) -> TrainResult:
     """Everything that can be refused is loaded before the first row is written."""
     prompts = ranks.together(lambda: load_all_prompts(config))
-    roles = build_roles(config, prompts, ranks)
+    host = build_host(config)
+    reward = build_reward_role(config, prompts, host)
+    problem = problem_to_search(config, reward, ranks)
+    roles = build_roles(config, prompts, reward, host, ranks)
     _announce(config, roles, directory)
     saved_run_id = read_trainer_state(source).wandb_run_id if source else None
     checkpoints = Checkpoints(config, roles.stack, directory.checkpoint_dir, source, ranks)
@@ -142,7 +148,7 @@ def _train(
             f"{config.num_rollouts} is the total. Raise num_rollouts to go on."
         )
     ranks.on_main(lambda: directory.begin(start))
-    transitions = TransitionLog(directory.transitions_file if ranks.is_main else Path(os.devnull))
+    transitions = _transition_log(directory, ranks)
     resources.callback(transitions.close)
     sinks: list[Sink] = []
     if ranks.is_main:
@@ -156,6 +162,7 @@ def _train(
         config,
         prompts,
         roles,
+        keep_rule(config, problem, start, len(prompts.evaluation)),
         checkpoints,
         Gallery(directory.image_dir, config),
         transitions,
@@ -164,6 +171,13 @@ def _train(
         ranks,
     )
     return trainer.train(start)
+
+
+def _transition_log(directory: RunDirectory, ranks: Ranks) -> TransitionLog:
+    """Rank 0's moves; the others make the same."""
+    nowhere = Path(os.devnull)
+    moves = directory.transitions_file if ranks.is_main else nowhere
+    return TransitionLog(moves, TraceFile(directory.trace_file if ranks.is_main else nowhere, 0))
 
 
 def _announce(config: RunConfig, roles: Roles, directory: RunDirectory) -> None:

@@ -46,6 +46,10 @@ class RunDirectory:
         return self.path / "transitions.jsonl"
 
     @property
+    def trace_file(self) -> Path:
+        return self.path / "trace.json"
+
+    @property
     def image_dir(self) -> Path:
         return self.path / "images"
 

@@ -15,8 +15,8 @@ from unirl.distributed.ranks import Ranks
 from unirl.models.base import DiffusionModel
 from unirl.models.blocks import block_names
 from unirl.models.filling import fill_from_files
-from unirl.models.lora import adapter_parameters, attach_lora, initial_value
-from unirl.samplers.noise import seed_of
+from unirl.models.lora import adapter_parameters, initial_value
+from unirl.models.trainable import adapter_seed, make_trainable
 from unirl.train.activation_checkpointing import checkpoint_activations
 from unirl.train.backend import CopiesBackend, TrainBackend, WholeBackend, write_share
 
@@ -26,7 +26,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def build_model(config: RunConfig, device: torch.device, with_encoders: bool) -> DiffusionModel:
     """A whole model on `device`, with its adapter attached or all its network trainable."""
     model = _read(config, with_encoders, in_shards=False)
-    _make_trainable(config, model)
+    make_trainable(config, model)
     for module in [model.network, *model.frozen_modules.values()]:
         module.to(device)
     return model
@@ -42,7 +42,7 @@ def build_training_model(
     checkpoints = config.backend.activation_checkpointing
     # By name: an adapter may put another module in a block's place.
     names = block_names(network, _block_classes(config)) if in_shards or checkpoints else []
-    _make_trainable(config, model)
+    make_trainable(config, model)
     blocks = [network.get_submodule(name) for name in names]
     if checkpoints:
         checkpoint_activations(blocks)
@@ -69,15 +69,6 @@ def _read(config: RunConfig, with_encoders: bool, *, in_shards: bool) -> Diffusi
         max_sequence_length=config.model.max_sequence_length,
         with_encoders=with_encoders,
     )
-
-
-def _make_trainable(config: RunConfig, model: DiffusionModel) -> None:
-    lora = config.stack.lora
-    if lora is None:
-        model.network.float().requires_grad_(True)
-        return
-    targets = lora.target_modules or list(catalog.MODELS[config.model.family].lora_targets)
-    attach_lora(model.network, lora.rank, lora.alpha, targets, _adapter_seed(config))
 
 
 def _shard(
@@ -110,7 +101,7 @@ def _fill(
         buffer.copy_(buffers[name])
     adapter = adapter_parameters(network)
     for name, parameter in adapter.items():
-        value = initial_value(name, parameter.shape, _adapter_seed(config))
+        value = initial_value(name, parameter.shape, adapter_seed(config))
         write_share(backend, parameter, value)
     rest = {name: p for name, p in network.named_parameters() if name not in adapter}
     fill_from_files(rest, model.network_files(), lambda p, value: write_share(backend, p, value))
@@ -118,7 +109,3 @@ def _fill(
 
 def _block_classes(config: RunConfig) -> Sequence[str]:
     return config.backend.block_classes or catalog.MODELS[config.model.family].block_classes
-
-
-def _adapter_seed(config: RunConfig) -> int:
-    return seed_of(f"{config.seed}/lora")

@@ -82,6 +82,8 @@ METRICS: Mapping[str, Metric] = {
     "eval/num_samples": Metric("samples", "samples scored"),
     "eval/judge_<name>_mean": Metric("score", "mean score of a judge that training never sees"),
     "eval/<component>_mean": Metric("score", "mean of one scorer, unweighted"),
+    # memory/: the device's own account, where it has one
+    "memory/<phase>_peak_bytes": Metric("bytes", "most that was allocated during the phase"),
     # residency/: moves of weights in one window
     "residency/<role>_onloads": Metric("transitions", "times a role's weights went to the device"),
     "residency/<role>_offloads": Metric("transitions", "times they left it"),

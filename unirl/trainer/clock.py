@@ -1,29 +1,78 @@
-"""Wall-clock time per phase of a window."""
+"""Wall-clock time per phase of a window, and the most device memory it took."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+
+class PeakMeter(Protocol):
+    """The device's own account of allocated bytes."""
+
+    def reset(self) -> None:
+        """Forget the peak: from now on it starts at what is allocated now."""
+        ...
+
+    def peak_bytes(self) -> int | None:
+        """Most that was allocated since the reset; None where nothing is measured."""
+        ...
+
+
+class NoMeter:
+    """A device without an account, as the CPU."""
+
+    def reset(self) -> None:
+        return
+
+    def peak_bytes(self) -> int | None:
+        return None
 
 
 class PhaseClock:
-    """Sums the seconds spent in each named phase until asked."""
+    """Sums the seconds spent in each named phase, and keeps its peak, until asked."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        meter: PeakMeter,
+        ended: Callable[[str, float], None] = lambda name, seconds: None,
+    ) -> None:
+        """`ended` is told the name and the seconds of every phase that is over."""
+        self._meter = meter
+        self._ended = ended
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._peaks: defaultdict[str, int] = defaultdict(int)
+        self._open: list[int] = []
+        """Peaks so far of the phases that are going on, outermost first."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
+        self._note_peak()
+        self._open.append(0)
         try:
             yield
         finally:
-            self._seconds[name] += time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            self._note_peak()
+            self._peaks[name] = max(self._peaks[name], self._open.pop())
+            self._seconds[name] += seconds
+            self._ended(name, seconds)
+
+    def _note_peak(self) -> None:
+        """Give the peak since the last look to every phase that was going on meanwhile."""
+        peak = self._meter.peak_bytes() or 0
+        self._open = [max(earlier, peak) for earlier in self._open]
+        self._meter.reset()
 
     def take_metrics(self) -> dict[str, float]:
-        """`perf/<phase>_seconds` since the last call."""
+        """`perf/<phase>_seconds` and `memory/<phase>_peak_bytes` since the last call."""
         metrics = {f"perf/{name}_seconds": value for name, value in self._seconds.items()}
+        for name, peak in self._peaks.items():
+            if peak:
+                metrics[f"memory/{name}_peak_bytes"] = float(peak)
         self._seconds.clear()
+        self._peaks.clear()
         return metrics

@@ -115,18 +115,18 @@ class Phases:
     def _stage_adapter(self) -> None:
         """Read the adapter before the engine takes the device, when the trainer may leave it.
 
-        A parked trainer is read from its host copy and nothing moves. Otherwise the idle roles make
-        room first: the trainer answers a probe, and must not do so beside a resident reward.
+        A parked trainer is read from its host copy and nothing moves; one in shards comes back,
+        because shards are gathered there. On the device it needs room to answer a probe, and must
+        not be beside a resident reward.
         """
         if not isinstance(self.sync, StagedWeightSync) or self.sync.has_staged_adapter():
             return
         if not self.residency.parkable(Role.TRAIN):
             return
         with self.clock.phase("sync"):
-            if self.residency.is_on_device(Role.TRAIN):
+            if self.residency.is_on_device(Role.TRAIN) or not self.sync.reads_parked:
                 self.residency.make_room(Role.TRAIN)
-            elif not self.sync.reads_parked:
-                self.residency.enter(Role.TRAIN)
+                self.residency.set(Role.TRAIN, on_device=True)
             self.sync.extract()
 
     def _load_weights(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psutil
 import pytest
 import torch
 
 from unirl.core.errors import ResidencyError
-from unirl.memory.copies import CpuDevice, as_bytes, device_of
+from unirl.memory import copies
+from unirl.memory.copies import CpuDevice, CudaDevice, as_bytes, device_of
 
 MIB = 2**20
 
@@ -59,3 +63,70 @@ def test_a_device_whose_memory_cannot_be_moved_is_refused():
 
 def test_one_device_has_one_object():
     assert device_of(torch.device("cpu")) is device_of(torch.device("cpu"))
+
+
+# --- a GPU's streams, recorded -------------------------------------------------------------------
+
+
+class Streams:
+    """Stands in for torch.cuda's streams: what waits for what, and where copies are queued."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.current = self.compute = RecordedStream("compute", self.log)
+        names = iter(["out", "in"])
+        monkeypatch.setattr("torch.cuda.Stream", lambda _: RecordedStream(next(names), self.log))
+        monkeypatch.setattr("torch.cuda.current_stream", lambda _: self.current)
+        monkeypatch.setattr("torch.cuda.stream", self.use)
+        monkeypatch.setattr(copies, "_copy_chunks", self.copy)
+
+    @contextmanager
+    def use(self, stream: RecordedStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.log.append(f"copy on {self.current.name}")
+        target.copy_(source)
+
+
+class RecordedStream:
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name = name
+        self._log = log
+
+    def wait_stream(self, other: RecordedStream) -> None:
+        self._log.append(f"{self.name} waits for {other.name}")
+
+    def synchronize(self) -> None:
+        self._log.append(f"host waits for {self.name}")
+
+
+def test_copies_wait_for_the_work_before_them_and_later_work_for_the_copies(monkeypatch):
+    streams = Streams(monkeypatch)
+    device = CudaDevice(torch.device("cuda"))
+    tensor, host = torch.arange(3.0), torch.empty(12, dtype=torch.uint8)
+    device.copy_out([tensor.untyped_storage()], [host])
+    tensor.zero_()
+    device.copy_in([host], [tensor.untyped_storage()])
+    device.wait()
+    assert tensor.tolist() == [0, 1, 2]
+    assert streams.log == [
+        "out waits for compute",
+        "copy on out",
+        "in waits for compute",
+        "copy on in",
+        "compute waits for in",
+        "host waits for out",
+        "host waits for in",
+    ]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 7, 8, 9, 100])
+def test_chunks_cover_every_byte(monkeypatch, num_bytes):
+    monkeypatch.setattr(copies, "CHUNK_BYTES", 8)
+    source = torch.arange(num_bytes, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    copies._copy_chunks(target, source)
+    assert torch.equal(target, source)

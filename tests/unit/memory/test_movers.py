@@ -235,6 +235,10 @@ def test_dropped_contents_are_void_until_they_are_written():
     assert part.version() is VOID
     with pytest.raises(ResidencyError, match="scratch was to be read, but its contents were drop"):
         mover.weights.on_host(tensor)
+    mover.offload()
+    with pytest.raises(ResidencyError, match="scratch was to be read, but its contents were drop"):
+        mover.weights.on_host(tensor)
+    mover.onload()
     tensor.fill_(1)
     version.value += 1
     assert part.version() == Version(1)
@@ -248,6 +252,13 @@ def test_a_part_carries_what_its_component_declares():
     (part,) = Mover([declared]).weights.parts
     assert (part.name, part.written_by, part.host_key) == ("train.base", "push", "base")
     assert (part.parking, part.version()) == (Parking.COPY, Version(None))
+
+
+def test_nobody_writes_a_modules_weights_and_a_forward_may_write_its_buffers():
+    weights, buffers = Mover(module_components("net", TiedNet())).weights.parts
+    assert (weights.name, weights.written_by) == ("net.weights", "nobody")
+    assert (buffers.name, buffers.written_by) == ("net.buffers", "forward")
+    assert (weights.version(), buffers.version()) == (Version(FROZEN), Version(None))
 
 
 def test_sizes_are_known_on_the_device_and_off_it():
@@ -291,6 +302,14 @@ def test_what_is_no_component_is_freed_before_anything_is_parked():
     weights = RoleWeights([component([tensor])], arena(), before_parking=settle)
     weights.parts[0].park(copy=True)
     assert gathered == []
+
+
+def test_what_is_no_component_is_freed_before_a_rebuilt_part_goes():
+    log = []
+    session = RebuiltComponent("session", lambda: log.append("drop") or 1, lambda: 1, lambda: 1)
+    weights = RoleWeights([session], arena(), before_parking=lambda: log.append("settle"))
+    weights.parts[0].park(copy=False)
+    assert log == ["settle", "drop"]
 
 
 # --- reading without moving -----------------------------------------------------------------------
@@ -637,6 +656,12 @@ def test_two_components_of_one_name_are_both_parked_and_both_come_back(moved_pai
         mover.offload()
         mover.onload()
     assert all(torch.equal(a, b) for a, b in zip(moved_pair, expected, strict=True))
+
+
+def test_a_component_on_two_devices_is_refused():
+    mover = Mover([component([random(3), torch.empty(3, device="meta")])])
+    with pytest.raises(ResidencyError, match="some lies on cpu and meta"):
+        mover.offload()
 
 
 def test_tensors_declared_as_rebuilt_are_refused():

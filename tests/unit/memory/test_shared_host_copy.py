@@ -73,6 +73,15 @@ def test_weights_that_differ_are_refused_and_stay_on_the_device(host, position):
     assert other.untyped_storage().nbytes() == 400_000
 
 
+@pytest.mark.parametrize("position", [0, 1023, 99_000, 99_999])
+def test_the_first_and_the_last_page_of_large_weights_are_compared(host, position):
+    tensor, other = random(100_000), random(100_000)
+    other[position] += 1
+    part("train.base", [tensor], host).park(copy=True)
+    with pytest.raises(ResidencyError, match="does not hold what"):
+        part("rollout.base", [other], host).park(copy=False)
+
+
 @pytest.mark.parametrize("position", range(0, 16_000, 1600))
 def test_small_weights_are_compared_whole(host, position):
     tensor, other = random(16_000), random(16_000)
@@ -114,6 +123,19 @@ def test_other_sizes_under_one_key_are_refused(host, copy):
     assert second.is_resident
     first.unpark()
     assert torch.equal(tensor, random(5))
+
+
+def test_a_copy_that_another_part_relies_on_is_not_laid_out_anew(host):
+    tensors, other = [random(5)], random(5)
+    first, second = part("train.base", tensors, host), part("rollout.base", [other], host)
+    first.park(copy=True)
+    second.park(copy=False)
+    first.unpark()
+    tensors.append(random(3))
+    with pytest.raises(ResidencyError, match="Give them keys of their own"):
+        first.park(copy=True)
+    second.unpark()
+    assert torch.equal(other, random(5))
 
 
 def test_a_part_alone_with_its_key_writes_what_it_never_wrote(host):

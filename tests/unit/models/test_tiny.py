@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import host_arena
-from builders import rollout_request, sample, tiny_model
+from builders import host_arena, rollout_request, sample, tiny_model
 
 from unirl.config.resources import resolve_path
 from unirl.core.errors import DataError, ModelError

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from builders import transition_log
 
 from unirl.core.components import Moved
 from unirl.residency.directory import State
 from unirl.residency.policy import Role
-from unirl.residency.trace import TransitionLog
 from unirl.residency.transition import ComponentMove, Transition
 from unirl.tracking.metrics import describe
 
@@ -33,7 +33,7 @@ def transition(seq: int, role: Role, to_device: bool, *moved: Moved) -> Transiti
 
 
 def test_a_line_holds_what_moved_where_why_and_how_much(tmp_path):
-    log = TransitionLog(tmp_path / "transitions.jsonl")
+    log = transition_log(tmp_path)
     log.at(3, "window")
     log.record(transition(1, Role.REWARD, False, Moved(100, 28), Moved(5)))
     first, second = (tmp_path / "transitions.jsonl").read_text().splitlines()  # before close
@@ -60,7 +60,7 @@ def test_a_line_holds_what_moved_where_why_and_how_much(tmp_path):
 
 
 def test_a_transition_of_nothing_still_has_a_line(tmp_path):
-    log = TransitionLog(tmp_path / "transitions.jsonl")
+    log = transition_log(tmp_path)
     log.record(transition(1, Role.ROLLOUT, True))
     log.close()
     (line,) = map(json.loads, (tmp_path / "transitions.jsonl").read_text().splitlines())
@@ -69,7 +69,7 @@ def test_a_transition_of_nothing_still_has_a_line(tmp_path):
 
 
 def test_metrics_count_since_they_were_last_taken(tmp_path):
-    log = TransitionLog(tmp_path / "transitions.jsonl")
+    log = transition_log(tmp_path)
     log.record(transition(1, Role.TRAIN, True, Moved(10**9)))
     log.record(transition(2, Role.TRAIN, False, Moved(40, 50), Moved(0, 10)))
     log.record(transition(3, Role.TRAIN, True, Moved(10**9)))
@@ -91,7 +91,7 @@ def test_metrics_count_since_they_were_last_taken(tmp_path):
 
 def test_a_second_log_goes_on_counting_where_the_file_ends(tmp_path):
     for _ in range(2):
-        log = TransitionLog(tmp_path / "transitions.jsonl")
+        log = transition_log(tmp_path)
         log.record(transition(1, Role.TRAIN, True, Moved(1), Moved(1)))
         log.close()
     lines = [json.loads(x) for x in (tmp_path / "transitions.jsonl").read_text().splitlines()]

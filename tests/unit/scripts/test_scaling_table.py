@@ -12,7 +12,6 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 from scaling.costs import memory, volume
-from unirl.planning.layout import Layout, Unit, lay_out, pretended_group
 from scaling.networks import NETWORKS, build_network
 from scaling.schedule import Schedule, schedule, transitions
 from scaling_table import fit, main, on_mesh, row, size_text
@@ -31,6 +30,7 @@ from unirl.distributed.ranks import OneRank
 from unirl.distributed.sharding import own_prompts, sample_places
 from unirl.models.blocks import find_blocks
 from unirl.models.lora import attach_lora
+from unirl.planning.layout import Layout, Unit, lay_out, pretended_group
 from unirl.train.sharded import ShardedBackend, make_mesh
 
 BLOCKS = MODELS["sd3"].block_classes

@@ -18,6 +18,7 @@ from builders import (
     same_bits,
     tiny_model,
     train_stack,
+    transition_log,
     weights,
 )
 from recording_phases import RecordingPhases
@@ -29,14 +30,13 @@ from unirl.data.stream import PromptStream
 from unirl.distributed.ranks import OneRank
 from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import ResidencyPolicy, Role
-from unirl.residency.trace import TransitionLog
 from unirl.reward.scorer import Scorer
 from unirl.reward.service import RewardService, WeightedScorer
 from unirl.rollout.replica import ReplicaEngine
 from unirl.rollout.trainside import TrainsideEngine
 from unirl.tracking.metrics import describe
 from unirl.tracking.tracker import Row, Sink, Tracker
-from unirl.trainer.clock import PhaseClock
+from unirl.trainer.clock import NoMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer, TrainResult
 from unirl.trainer.evaluation import Evaluator, Gallery
 from unirl.trainer.phases import Phases
@@ -130,7 +130,7 @@ class Run:
                 self.recording, config.save_interval, config.num_rollouts
             ),
             Tracker([self.rows]),
-            TransitionLog(folder / "transitions.jsonl"),
+            transition_log(folder),
             should_stop,
         )
 
@@ -335,14 +335,14 @@ class RealRun:
             engine = TrainsideEngine(self.model, 0, CPU, lambda: stack.weight_version, nullcontext)
             sync = SharedWeights(stack)
         components[Role.ROLLOUT] = engine.parts
-        self.log = TransitionLog(folder / "transitions.jsonl")
+        self.log = transition_log(folder)
         residency = ResidencyPlanner(
             ResidencyPolicy(*(role not in parked for role in ALL)),
             components,
             self.log.record,
             OneRank().barrier,
         )
-        phases = Phases(engine, reward, sync, residency, PhaseClock(), OneRank())
+        phases = Phases(engine, reward, sync, residency, PhaseClock(NoMeter()), OneRank())
         requests = RequestFactory(config, self.model)
         self.sink = RowList()
         trainer = DiffusionTrainer(

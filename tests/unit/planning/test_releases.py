@@ -1,0 +1,88 @@
+"""The published configurations that ship with unirl have the published numbers of parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from unirl.cli.compose import compose
+from unirl.config.schema import RunConfig
+from unirl.core.errors import ConfigError
+from unirl.models.base import DiffusionModel
+from unirl.planning.blueprint import blueprint_model, releases
+
+CLIP_L, CLIP_G, T5_XXL, KL_VAE = 0.1237, 0.6947, 4.762, 0.0838
+SD3_ENCODERS = {
+    "vae": KL_VAE,
+    "text_encoder": CLIP_L,
+    "text_encoder_2": CLIP_G,
+    "text_encoder_3": T5_XXL,
+}
+BILLIONS = {
+    "sd3-medium": {"network": 2.03, **SD3_ENCODERS},
+    "sd3.5-medium": {"network": 2.24, **SD3_ENCODERS},
+    "sd3.5-large": {"network": 8.06, **SD3_ENCODERS},
+    "flux.1-dev": {
+        "network": 11.90,
+        "vae": KL_VAE,
+        "text_encoder": 0.1231,  # CLIP-L without its projection
+        "text_encoder_2": T5_XXL,
+    },
+    "flux.2-dev": {"network": 32.22, "vae": 0.0840, "text_encoder": 24.01},
+    "qwen-image": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
+    "wan2.1-t2v-14b": {"network": 14.29, "vae": 0.1269, "text_encoder": 5.68},
+}
+
+
+def recipe(release: str, *keys: str) -> RunConfig:
+    config = compose(
+        "diffusion/sd3/sd3_trainside", ["model.path=.", f"model.release={release}", *keys]
+    )
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": ""})})
+
+
+def test_every_release_is_checked_here() -> None:
+    assert releases() == tuple(sorted(BILLIONS))
+
+
+@pytest.mark.parametrize("release", BILLIONS)
+def test_parameters_are_those_published(release: str) -> None:
+    blueprint = blueprint_model(recipe(release), with_encoders=True)
+    model = blueprint.model
+    assert blueprint.source == f"published configs of {release}"
+    modules = {"network": model.network, **model.frozen_modules}
+    assert modules.keys() == BILLIONS[release].keys()
+    for name, module in modules.items():
+        frozen = [p for path, p in module.named_parameters() if ".lora_" not in path]
+        assert all(parameter.is_meta for parameter in module.parameters())
+        count = sum(parameter.numel() for parameter in frozen) / 1e9
+        assert count == pytest.approx(BILLIONS[release][name], rel=0.01)
+
+
+@pytest.mark.parametrize("release", BILLIONS)
+def test_a_release_trains_an_adapter_or_everything(release: str) -> None:
+    adapter = trained(blueprint_model(recipe(release), with_encoders=False).model)
+    everything = trained(blueprint_model(recipe(release, "stack.lora=null"), False).model)
+    network_bytes = 4 * BILLIONS[release]["network"] * 1e9
+    assert 0 < adapter < 0.02 * network_bytes
+    assert everything == pytest.approx(network_bytes, rel=0.01)
+
+
+def trained(model: DiffusionModel) -> int:
+    return sum(p.nbytes for p in model.network.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("release", BILLIONS)
+def test_schedule_and_latents_are_there_without_weights(release: str) -> None:
+    model = blueprint_model(recipe(release), with_encoders=False).model
+    assert model.frozen_modules == {}
+    sigmas = model.sigmas(10, 512, 512)
+    assert (len(sigmas), sigmas[0], sigmas[-1]) == (11, 1.0, 0.0)
+    channels, *_, height, width = model.latent_shape(512, 512)
+    assert channels * height * width in (16 * 64 * 64, 128 * 32 * 32)
+
+
+def test_a_wrong_name_is_answered_with_the_nearest() -> None:
+    config = recipe("sd3.5-medium")
+    wrong = config.model.model_copy(update={"release": "flux1-dev"})
+    with pytest.raises(ConfigError, match=r"did you mean 'flux\.1-dev'"):
+        blueprint_model(config.model_copy(update={"model": wrong}), with_encoders=False)

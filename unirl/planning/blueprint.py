@@ -1,0 +1,127 @@
+"""The model of a recipe without its weights: every tensor on the meta device, at no cost.
+
+In goes a recipe; out comes its model with the adapter attached, or all weights trainable, exactly
+as a run has it. Shapes come from the folder of model.path where it exists, otherwise from the
+published configuration files that ship under the name model.release.
+
+    blueprint = blueprint_model(config, with_encoders=True)
+    sum(p.nbytes for p in blueprint.model.network.parameters())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+
+import unirl.models
+from unirl.config import catalog
+from unirl.config.components import import_component, is_own
+from unirl.config.resources import resolve_path
+from unirl.config.schema import RunConfig
+from unirl.core.errors import ConfigError
+from unirl.models.base import DiffusionModel
+from unirl.models.trainable import make_trainable
+from unirl.planning.published import PublishedModel, pipeline_name, published_family
+
+RELEASES = Path(unirl.models.__file__).parent / "releases"
+TRAINABLE = {"StableDiffusion3Pipeline": "sd3"}
+"""Released pipelines that a built-in family trains; the release decides, not model.family."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model on the meta device, trainable as in the run."""
+
+    model: DiffusionModel
+    source: str
+    """Where its shapes come from, for the reader of a plan."""
+    block_classes: tuple[str, ...]
+    """Class names of the network's blocks."""
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """Where the shapes are and who reads them."""
+
+    folder: Path
+    source: str
+    model_class: type[DiffusionModel]
+    lora_targets: Sequence[str]
+    block_classes: Sequence[str]
+
+
+def releases() -> tuple[str, ...]:
+    """Names model.release can have."""
+    return tuple(sorted(folder.name for folder in RELEASES.iterdir() if folder.is_dir()))
+
+
+def blueprint_model(config: RunConfig, with_encoders: bool) -> Blueprint:
+    """The recipe's model on meta.
+
+    Raises ConfigError when neither model.path exists nor model.release names published
+    configurations, and ModelError for a folder that cannot be read.
+    """
+    shapes = _shapes(config)
+    model = shapes.model_class.blueprint(
+        shapes.folder,
+        frozen_dtype=DTYPES[config.model.frozen_dtype],
+        compute_dtype=DTYPES[config.model.precision],
+        max_sequence_length=config.model.max_sequence_length,
+        with_encoders=with_encoders,
+    )
+    make_trainable(_with_targets(config, shapes.lora_targets), model)
+    classes = config.backend.block_classes or shapes.block_classes
+    return Blueprint(model, shapes.source, tuple(classes))
+
+
+def _shapes(config: RunConfig) -> _Shapes:
+    path, release = resolve_path(config.model.path), config.model.release
+    if config.model.path and path.exists():
+        kind = "folder" if path.is_dir() else "file"
+        return _trainable(config.model.family, path, f"the {kind} {config.model.path}")
+    if release is None:
+        raise ConfigError(
+            f"model.path={config.model.path!r} does not exist and model.release is null, so the "
+            "model's sizes are not known. Set model.path to the model, or model.release to one of: "
+            f"{', '.join(releases())}."
+        )
+    folder, source = _release_folder(release), f"published configs of {release}"
+    name = pipeline_name(folder)
+    if name in TRAINABLE:
+        own = config.model.family
+        return _trainable(own if is_own(own) else TRAINABLE[name], folder, source)
+    family = published_family(folder)
+    return _Shapes(folder, source, PublishedModel, family.lora_targets, family.block_classes)
+
+
+def _trainable(name: str, folder: Path, source: str) -> _Shapes:
+    """Shapes that the model family `name` reads."""
+    if is_own(name):  # such a recipe names its LoRA targets and blocks itself
+        return _Shapes(folder, source, import_component(name), (), ())
+    entry = catalog.MODELS[name]
+    model_class = import_component(entry.path)
+    return _Shapes(folder, source, model_class, entry.lora_targets, entry.block_classes)
+
+
+def _release_folder(name: str) -> Path:
+    if name not in releases():
+        nearest = get_close_matches(name, releases(), n=1, cutoff=0)
+        raise ConfigError(
+            f"model.release={name!r} is not known; did you mean {nearest[0]!r}? There are: "
+            f"{', '.join(releases())}."
+        )
+    return RELEASES / name
+
+
+def _with_targets(config: RunConfig, targets: Sequence[str]) -> RunConfig:
+    """The recipe with its adapter's layers spelled out."""
+    lora = config.stack.lora
+    if lora is None or lora.target_modules is not None:
+        return config
+    named = lora.model_copy(update={"target_modules": list(targets)})
+    return config.model_copy(update={"stack": config.stack.model_copy(update={"lora": named})})

@@ -1,0 +1,194 @@
+"""CPU tensors without memory: real operations, real autograd, no values.
+
+A `Weightless` tensor looks like a CPU tensor to autograd, autocast and attention's choice of a
+kernel, and hands every operation to a tensor on the meta device. That is what torch's fake tensors
+do; these do only what counting bytes needs and are several times as fast, since blocks of one shape
+are worked out once and Python is not asked for a tensor's device.
+
+    with weightless():
+        latents = torch.zeros(64, 16, 64, 64)  # costs nothing
+        network(latents).sum().backward()  # after make_weightless(network)
+
+A value that is asked for (`item`) is 0; results whose shape depends on values (`nonzero`) raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+
+
+class Weightless(Tensor):
+    """A CPU tensor by its looks; shape, strides and storage are those of `meta`."""
+
+    meta: Tensor
+
+    @staticmethod
+    def __new__(cls, meta: Tensor) -> Weightless:
+        tensor = Tensor._make_wrapper_subclass(
+            cls,
+            meta.size(),
+            strides=meta.stride(),
+            storage_offset=meta.storage_offset(),
+            dtype=meta.dtype,
+            device=CPU,
+        )
+        tensor.meta = meta
+        return tensor
+
+    # Python functions of torch see an ordinary tensor; operations come to __torch_dispatch__.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.meta.untyped_storage()
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return _on_meta(func, args, kwargs or {})
+
+
+class WeightlessMode(TorchDispatchMode):
+    """Inside, new tensors are weightless, and so is everything made of other tensors."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return _on_meta(func, args, kwargs or {})
+
+
+def make_weightless(module: nn.Module) -> None:
+    """Replace every tensor the module holds; ties stay, and values are gone.
+
+    Some networks keep tables as plain attributes, so these are replaced as well.
+    """
+    replaced: dict[int, Tensor] = {}
+
+    def weightless(tensor: Tensor) -> Tensor:
+        if id(tensor) not in replaced:
+            new = Weightless(tensor.detach().to(META))
+            is_parameter = isinstance(tensor, nn.Parameter)
+            replaced[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+        return replaced[id(tensor)]
+
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers, part.__dict__):
+            for name, value in tensors.items():
+                if isinstance(value, Tensor):
+                    tensors[name] = weightless(value)  # type: ignore[index]
+
+
+def _on_meta(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if func is torch.ops.aten._local_scalar_dense.default:
+        return torch.zeros((), dtype=args[0].dtype, device=CPU).item()
+    if _takes_device(func):
+        kwargs = {**kwargs, "device": META}
+    if _makes_new_tensors(func):
+        named = tuple((name, _layout(value)) for name, value in kwargs.items())
+        return _wrap(_tensors(_result(func, _layout(args), named)), {})
+    wrappers: dict[int, Weightless] = {}
+    metas = [_unwrap(value, wrappers) for value in args]
+    return _wrap(func(*metas, **{n: _unwrap(v, wrappers) for n, v in kwargs.items()}), wrappers)
+
+
+# --- operations whose results are new tensors: worked out once for each layout of inputs ----------
+
+
+class _Layout(NamedTuple):
+    """All that an operation on the meta device asks of a tensor."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Several(NamedTuple):
+    kind: type
+    values: tuple[Any, ...]
+
+
+class _Value(NamedTuple):
+    kind: type
+    """1, 1.0 and True are equal, but not to an operation."""
+    value: Any
+
+
+def _layout(value: Any) -> Any:
+    """A hashable description of arguments or results."""
+    if isinstance(value, Tensor):
+        return _Layout(value.shape, value.stride(), value.dtype)
+    if isinstance(value, list | tuple):
+        return _Several(type(value), tuple(map(_layout, value)))
+    return _Value(type(value), value)
+
+
+def _tensors(layout: Any) -> Any:
+    """Meta tensors, in what `_layout` described."""
+    match layout:
+        case _Layout(shape, stride, dtype):
+            return torch.empty_strided(shape, stride, dtype=dtype, device=META)
+        case _Several(kind, values):
+            return kind(map(_tensors, values))
+        case _Value(_, value):
+            return value
+
+
+@cache
+def _result(func: Any, args: Any, kwargs: tuple[tuple[str, Any], ...]) -> Any:
+    named = {name: _tensors(value) for name, value in kwargs}
+    return _layout(func(*_tensors(args), **named))
+
+
+@cache
+def _makes_new_tensors(func: Any) -> bool:
+    schema = func._schema
+    shared = any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
+    # The one view that its schema does not call a view.
+    return not shared and func is not torch.ops.aten._unsafe_view.default
+
+
+# --- views and operations in place --------------------------------------------------------------
+
+
+@cache
+def _takes_device(func: Any) -> bool:
+    return any(argument.name == "device" for argument in func._schema.arguments)
+
+
+def _unwrap(value: Any, wrappers: dict[int, Weightless]) -> Any:
+    """The meta tensors behind a value; notes whose they are in `wrappers`."""
+    if isinstance(value, Weightless):
+        wrappers[id(value.meta)] = value
+        return value.meta
+    if isinstance(value, Tensor):
+        return value.detach().to(META)
+    if isinstance(value, list | tuple):
+        return type(value)(_unwrap(one, wrappers) for one in value)
+    return value
+
+
+def _wrap(value: Any, wrappers: Mapping[int, Weightless]) -> Any:
+    """Weightless tensors around meta ones; what an operation wrote in place is what was given."""
+    if isinstance(value, Tensor):
+        known = wrappers.get(id(value))
+        return Weightless(value) if known is None else known
+    if isinstance(value, list | tuple):
+        return type(value)(_wrap(one, wrappers) for one in value)
+    return value

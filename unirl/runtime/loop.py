@@ -1,0 +1,123 @@
+"""The loop around loaded roles: who is on the device when, and what is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from unirl.config.schema import RunConfig
+from unirl.core.errors import ConfigError
+from unirl.data.stream import PromptStream
+from unirl.distributed.agreement import require_same_settings
+from unirl.distributed.ranks import Ranks
+from unirl.memory.meter import CudaMeter
+from unirl.planning.hardware import GIB, reserve
+from unirl.residency.auto import AutoRule
+from unirl.residency.planner import ResidencyPlanner
+from unirl.residency.policy import KeepRule, ResidencyPolicy, Role
+from unirl.residency.problem import ResidencyProblem
+from unirl.residency.timeline import plain_window, timeline
+from unirl.reward.service import RewardService
+from unirl.runtime.build import Prompts, Roles, pick_device
+from unirl.tracking.tracker import Tracker
+from unirl.trainer.clock import NoMeter, PeakMeter, PhaseClock
+from unirl.trainer.diffusion import DiffusionTrainer
+from unirl.trainer.evaluation import Evaluator, Gallery
+from unirl.trainer.phases import Phases
+from unirl.trainer.requests import RequestFactory
+from unirl.trainer.roles import MoveRecord, SaveRole
+
+
+def build_trainer(
+    config: RunConfig,
+    prompts: Prompts,
+    roles: Roles,
+    rule: KeepRule,
+    checkpoints: SaveRole,
+    gallery: Gallery,
+    moves: MoveRecord,
+    tracker: Tracker,
+    should_stop: Callable[[], bool],
+    ranks: Ranks,
+) -> DiffusionTrainer:
+    """Wire the loop around loaded roles."""
+    planner = build_planner(config, roles, rule, moves, ranks)
+    require_same_settings({"residency plan": planner.plan}, ranks)
+    clock = PhaseClock(_meter(config), moves.phase_ended)
+    phases = Phases(roles.engine, roles.reward, roles.sync, planner, clock, ranks)
+    requests = RequestFactory(config, roles.stack.model)
+    return DiffusionTrainer(
+        config,
+        roles.stack,
+        phases,
+        PromptStream(prompts.train, config.batch_size, config.seed),
+        requests,
+        Evaluator(config, phases, requests, prompts.evaluation, gallery, should_stop),
+        checkpoints,
+        tracker,
+        moves,
+        should_stop,
+    )
+
+
+def build_planner(
+    config: RunConfig, roles: Roles, rule: KeepRule, moves: MoveRecord, ranks: Ranks
+) -> ResidencyPlanner:
+    """Tracks the roles that share the slab: train unless it samples by itself, rollout, reward."""
+    components = {Role.ROLLOUT: roles.engine.parts, Role.REWARD: roles.reward.parts}
+    if not roles.engine.capabilities.shares_train_weights:
+        components[Role.TRAIN] = roles.stack.parts
+    budget = config.device_budget_gib
+    return ResidencyPlanner(
+        rule,
+        components,
+        moves.record,
+        ranks.barrier,
+        bystanders=roles.stack.parts,
+        budget_bytes=None if budget is None else int(budget * GIB),
+    )
+
+
+def problem_to_search(
+    config: RunConfig, reward: RewardService, ranks: Ranks
+) -> ResidencyProblem | None:
+    """With residency=auto, what fits and what moves cost, before any weights load; else None.
+
+    Raises ConfigError when no choice of moves fits. All ranks take rank 0's answer for the
+    smallest device.
+    """
+    if config.residency != "auto":
+        return None
+    from unirl.planning.plan import search_problem  # imports all of diffusers
+
+    budget = min(ranks.gather(_budget_bytes(config)))
+    return ranks.on_main(lambda: search_problem(config, reward.components, budget))
+
+
+def keep_rule(
+    config: RunConfig, problem: ResidencyProblem | None, start: int, num_eval_prompts: int
+) -> KeepRule:
+    """What decides about idle weights in a run that goes on at rollout `start`."""
+    if problem is None:
+        return ResidencyPolicy.of(config)
+    phases = timeline(config, start, min(num_eval_prompts, config.eval_num_prompts))
+    return AutoRule(problem, plain_window(config), phases)
+
+
+def _budget_bytes(config: RunConfig) -> int:
+    if config.device_budget_gib is not None:
+        return int(config.device_budget_gib * GIB)
+    device = pick_device(config.device)
+    if device.type != "cuda":
+        raise ConfigError(
+            f"residency=auto needs to know what may be used of device {device.type}, which has no "
+            "memory of its own. Set device_budget_gib, or residency=policy."
+        )
+    memory_bytes = torch.cuda.get_device_properties(device).total_memory
+    return memory_bytes - reserve(memory_bytes)
+
+
+def _meter(config: RunConfig) -> PeakMeter:
+    device = pick_device(config.device)
+    return CudaMeter(device) if device.type == "cuda" else NoMeter()
