@@ -13,7 +13,7 @@ and an unpark gets pages that the kernel must find and clear first, which takes 
 the copy, or several times as long where it has no huge pages: hence `fresh`. One thread, best of
 all repeats.
 
-    python scripts/bench_moves.py                     # about 15 seconds and 3 GiB on a CPU
+    python scripts/bench_moves.py                     # under a minute and 5 GiB on a CPU
     python scripts/bench_moves.py --gib 8 --repeats 5
 """
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -131,3 +135,9 @@ def test_training_with_parking_is_bitwise_training_without(host):
 
     pairs = zip(train(parks=False), train(parks=True), strict=True)
     assert all(torch.equal(left, right) for left, right in pairs)
+
+
+def test_the_check_script_finds_nothing_wrong():
+    script = Path(__file__).parents[2] / "scripts" / "gpu_residency_check.py"
+    done = subprocess.run([sys.executable, script, "--gib", "2"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,10 @@ from unirl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from unirl.core.components import Component
+    from unirl.planning.blueprint import Blueprint
     from unirl.planning.hardware import Target
     from unirl.planning.plan import Plan
+    from unirl.planning.workspace import Workspace
 
 DOES_NOT_FIT = 2
 ELSEWHERE = ("model.path", "data", "device", "load_dir")
@@ -57,9 +59,15 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # processors are not needed here
     if args.compare is not None:
         return _compare(args)
+    from unirl.planning.remedy import RememberedWorkspace
+
     config = _recipe(args, [])
-    target = _target(args, config)
-    plan = _plan(config, target, args.rollouts)
+    target, estimate = _target(args, config), RememberedWorkspace()
+
+    def replan(config: RunConfig) -> Plan:
+        return _plan(config, target, args.rollouts, estimate)
+
+    plan = replan(config)
     if args.trace is not None:
         _write_trace(args.trace, plan)
     if args.json:
@@ -67,27 +75,27 @@ def run(args: argparse.Namespace) -> int:
 
         print(json.dumps(as_json(plan, args.recipe), indent=1))
     else:
-        _print(args, plan, target)
+        _print(args, plan, replan)
     return 0 if plan.fits else DOES_NOT_FIT
 
 
-def _print(args: argparse.Namespace, plan: Plan, target: Target) -> None:
+def _print(args: argparse.Namespace, plan: Plan, replan: Callable[[RunConfig], Plan]) -> None:
     from unirl.planning.remedy import smallest_change
     from unirl.planning.report import difference, text
 
     print(text(plan, args.recipe))
     if not plan.fits:
-        change = smallest_change(plan, lambda config: _plan(config, target, args.rollouts))
-        words = " ".join(f"{key}={str(value).lower()}" for key, value in change or [])
-        print(
-            f"It fits with: {words}"
-            if change
-            else "No change of residency, batch sizes or activation checkpointing makes it fit; "
-            "use a larger device, more devices (num_devices), or a smaller model."
-        )
+        changes = smallest_change(plan, replan)
+        print(f"It fits with: {' '.join(map(str, changes))}" if changes else _HOPELESS)
     if args.what_if:
-        other = _plan(_recipe(args, args.what_if), target, args.rollouts)
+        other = replan(_recipe(args, args.what_if))
         print(f"\nWith {' '.join(args.what_if)}\n" + "\n".join(difference(plan, other)))
+
+
+_HOPELESS = (
+    "No change of residency, batch sizes or activation checkpointing makes it fit; use a larger "
+    "device, more of them (num_devices), or a smaller model."
+)
 
 
 def _recipe(args: argparse.Namespace, more: Sequence[str]) -> RunConfig:
@@ -99,12 +107,18 @@ def _recipe(args: argparse.Namespace, more: Sequence[str]) -> RunConfig:
     return config
 
 
-def _plan(config: RunConfig, target: Target, num_rollouts: int | None) -> Plan:
+def _plan(
+    config: RunConfig,
+    target: Target,
+    num_rollouts: int | None,
+    estimate: Callable[[RunConfig, Blueprint], Workspace],
+) -> Plan:
     from unirl.planning.plan import horizon, make_plan
 
     count = horizon(config) if num_rollouts is None else min(num_rollouts, config.num_rollouts)
     window = config.accumulate_rollouts
-    return make_plan(config, target, _reward(config), max(count // window, 1) * window)
+    whole = max(count // window, 1) * window
+    return make_plan(config, target, _reward(config), whole, estimate)
 
 
 def _reward(config: RunConfig) -> tuple[list[Component], list[str]]:
@@ -134,9 +148,10 @@ def _target(args: argparse.Namespace, config: RunConfig) -> Target:
 def _compare(args: argparse.Namespace) -> int:
     """Exit code 0 when the run did what its plan says."""
     from unirl.planning.compare import comparison
+    from unirl.planning.workspace import estimate_workspace
 
     config = _config_of_run(args.compare)
-    plan = _plan(config, _target(args, config), config.num_rollouts)
+    plan = _plan(config, _target(args, config), config.num_rollouts, estimate_workspace)
     lines, is_equal = comparison(plan, args.compare)
     print("\n".join(lines))
     return 0 if is_equal else DOES_NOT_FIT

@@ -11,7 +11,7 @@ without memory (`planning.workspace`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unirl.config.components import engine_capabilities
@@ -19,7 +19,7 @@ from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
 from unirl.core.components import Component, Movable, Parking
 from unirl.data.prompts import load_prompts
-from unirl.planning.blueprint import blueprint_model
+from unirl.planning.blueprint import Blueprint, blueprint_model
 from unirl.planning.hardware import Target
 from unirl.planning.simulate import Counts, Networks, Notes, simulate
 from unirl.planning.workspace import Workspace, estimate_workspace
@@ -90,6 +90,7 @@ def make_plan(
     target: Target,
     reward: tuple[Sequence[Component], Sequence[str]],
     num_rollouts: int,
+    estimate: Callable[[RunConfig, Blueprint], Workspace] = estimate_workspace,
 ) -> Plan:
     """Plan the first `num_rollouts` rollouts.
 
@@ -99,7 +100,7 @@ def make_plan(
     config = config.model_copy(update={"num_rollouts": num_rollouts})
     shares = engine_capabilities(config).shares_train_weights
     sampled = blueprint_model(config, with_encoders=True)
-    workspace = estimate_workspace(config, sampled)
+    workspace = estimate(config, sampled)
     counts = _counts(config)
     needed = workspace_by_kind(config, workspace)
 
