@@ -68,7 +68,7 @@ class Run:
     def numbers(self) -> list[dict[str, Any]]:
         """Rows without what a repetition may change: times and moves."""
         return [
-            {k: v for k, v in row.items() if k.split("/")[0] not in ("perf", "residency")}
+            {k: v for k, v in row.items() if k.split("/")[0] not in ("perf", "memory", "residency")}
             for row in self.rows()
         ]
 

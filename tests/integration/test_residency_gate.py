@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from runs import GATE, command
+from runs import GATE, assert_same_state, command
 
 FAST = ("sampling.num_inference_steps=4", "model.precision=fp32", "~eval_rewards")
 """Nothing that the counts depend on."""
@@ -64,6 +64,27 @@ def test_the_published_arms_hold(
     assert before_train <= {"reward offload"}
     assert run.logged_moves() == moves
     assert run.checkpoints == sorted(f"checkpoint-{step}" for step in checkpoints)
+
+
+LONG_ARM = (
+    "accumulate_rollouts=2",
+    "stack.num_updates_per_batch=1",
+    "eval_interval=4",
+    "save_interval=4",
+    "eval_num_prompts=16",
+    "eval_chunk_prompts=8",
+    "num_rollouts=10",
+)
+
+
+def test_saves_from_the_host_cost_no_train_onload_and_save_the_same(tmp_path: Path) -> None:
+    """Five windows, so 5 train onloads instead of 7 in the long arm."""
+    device = command("train", tmp_path / "device", GATE, *FAST, *LONG_ARM)
+    host = command("train", tmp_path / "host", GATE, *FAST, *LONG_ARM, "save_reads=host")
+    assert Counter(device.moves())["train onload"] == 7
+    assert Counter(host.moves())["train onload"] == 5
+    for step in (4, 8, 10):
+        assert_same_state(device, host, step)
 
 
 def test_a_rollout_with_all_roles_parked_is_a_cycle_of_six_moves(tmp_path: Path) -> None:

@@ -28,6 +28,27 @@ def test_parking_all_roles_is_bit_identical_to_keeping_all(tmp_path: Path, preci
     assert resident.numbers() == parked.numbers()
 
 
+FREE = ("train_resident=null", "rollout_resident=null", "reward_resident=null")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("rollout.share_base=true", *(f"{r}_resident=false" for r in ("train", "reward"))),
+        ("residency=auto", "device_budget_gib=0.03", *FREE),
+        ("residency=auto", "device_budget_gib=10", *FREE),
+        ("residency=auto", "device_budget_gib=0.03", "rollout.share_base=true", *FREE),
+    ],
+    ids=["shared base", "tight budget", "ample budget", "tight budget, shared base"],
+)
+def test_where_weights_lie_changes_nothing_else(tmp_path: Path, where: tuple[str, ...]) -> None:
+    resident = train(tmp_path / "resident", *BUSY, recipe=REPLICA)
+    other = train(tmp_path / "other", *where, *BUSY, recipe=REPLICA)
+    assert other.exit_code == 0, other.errors
+    assert_same_state(resident, other, step=3)
+    assert resident.numbers() == other.numbers()
+
+
 def test_parking_is_bit_identical_with_full_weights(tmp_path: Path) -> None:
     resident, parked = (
         train(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unirl.config import catalog
-from unirl.config.components import import_component, is_own
+from unirl.config.components import absent_packages, import_component, is_own
 from unirl.config.schema import RunConfig, ScorerConfig
 from unirl.core.components import Component
 from unirl.reward.scorer import Scorer
@@ -18,6 +18,8 @@ def scorer_components(config: RunConfig) -> tuple[list[Component], list[str]]:
     components: list[Component] = []
     remarks = []
     for name, scorer in asked.items():
+        if scorer.optional and absent_packages(scorer.path):
+            continue  # a run leaves it out too
         try:
             components += named(name, _build(scorer))
         except Exception as error:  # anything: it is the user's class, on a machine it may not know

@@ -39,6 +39,8 @@ class Transaction:
             try:
                 done.append(self._move(part, to_device))
             except BaseException as error:
+                if part.is_resident is to_device:  # it failed, and failed to restore itself
+                    self._lose(part, f"{part.name}: {error}")
                 self._undo(parts[: len(done)], to_device, error)
                 raise
         return tuple(done)
@@ -55,6 +57,7 @@ class Transaction:
             moved: Moved = part.unpark() if to_device else part.park(copy=copy)
         except BaseException:
             self._directory.give_up(part, source)
+            self._ledger.update(part)  # its host copy may have been made before it failed
             raise
         seconds = time.perf_counter() - started
         target = self._directory.finish(part, to_device=to_device)
@@ -74,7 +77,10 @@ class Transaction:
         for part in reversed(parts):
             try:
                 self._move(part, not to_device)
-            except Exception as second:
-                self._directory.poison(part)
-                self._poison = self._poison or f"{part.name}: {error}; undoing it: {second}"
+            except BaseException as second:
+                self._lose(part, f"{part.name}: {error}; undoing it: {second}")
                 error.add_note(f"undoing the move of {part.name} failed too: {second}")
+
+    def _lose(self, part: Movable, cause: str) -> None:
+        self._directory.poison(part)
+        self._poison = self._poison or cause
