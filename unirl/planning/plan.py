@@ -194,6 +194,7 @@ def _part(part: Movable, roles: frozenset[Role]) -> Part:
         bring_in_bytes=0 if part.parking is Parking.DROP else num_bytes,
         written_in=WRITTEN_IN.get(part.written_by, frozenset(PhaseKind)),
         copies_out=part.parking is Parking.COPY,
+        once_per_step=part.written_by == "push",
     )
 
 

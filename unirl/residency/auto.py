@@ -159,6 +159,7 @@ class AutoRule:
                 p.num_bytes,
                 p.bring_in_bytes,
                 p.copies_out,
+                p.once_per_step,
                 _names(p.roles),
                 _names(p.written_in),
             )

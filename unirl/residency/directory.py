@@ -65,8 +65,9 @@ class Directory:
         if part.parking is not Parking.COPY:
             return False
         version = part.version()
-        is_known = isinstance(version, Version) and version.number is not None
-        return not is_known or self.host_version(part) != version
+        if version is VOID:
+            return False  # nothing to keep, and the host's copy may be good
+        return version == Version(None) or self.host_version(part) != version
 
     def begin(self, part: Movable, *, to_device: bool) -> State:
         """A move starts; returns the state to go back to if it fails."""

@@ -30,6 +30,9 @@ class Part:
     """Phases that write it."""
     copies_out: bool
     """Whether the host's copy must be written anew when it is parked after a write."""
+    once_per_step: bool = False
+    """Only the first of the phases in `written_in` after an optimizer step writes it: a push of
+    what the engine holds already does nothing."""
 
     def is_needed(self, kind: PhaseKind) -> bool:
         return kind.role in self.roles
@@ -104,7 +107,25 @@ def _copy_out_bytes(part: Part, history: Sequence[PhaseKind]) -> int:
     Phases in a row that need it are one use. An older write was copied when the part was parked
     then; where it was kept instead, this is too little, but only for shared parts that are written.
     """
-    backwards = dropwhile(lambda kind: not part.is_needed(kind), reversed(history))
-    last_use = takewhile(part.is_needed, backwards)
-    was_written = any(kind in part.written_in for kind in last_use)
+    writes = _writes(part, history)
+    backwards = dropwhile(lambda index: not part.is_needed(history[index]), _reversed(history))
+    last_use = takewhile(lambda index: part.is_needed(history[index]), backwards)
+    was_written = any(index in writes for index in last_use)
     return part.num_bytes if part.copies_out and was_written else 0
+
+
+def _writes(part: Part, history: Sequence[PhaseKind]) -> set[int]:
+    """Indices of the phases that write the part."""
+    writes: set[int] = set()
+    is_current = False
+    for index, kind in enumerate(history):
+        if kind is PhaseKind.TRAIN:
+            is_current = False
+        if kind in part.written_in and not (part.once_per_step and is_current):
+            writes.add(index)
+            is_current = True
+    return writes
+
+
+def _reversed(history: Sequence[PhaseKind]) -> Iterable[int]:
+    return reversed(range(len(history)))

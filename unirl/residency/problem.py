@@ -97,6 +97,9 @@ class ResidencyProblem:
 
 
 def size_text(num_bytes: int) -> str:
-    """GiB with one digit, or MiB below a tenth of one."""
-    gib = num_bytes / 2**30
-    return f"{gib:.1f} GiB" if gib >= 0.1 or num_bytes == 0 else f"{num_bytes / 2**20:.1f} MiB"
+    """GiB or, below one, MiB with one digit; KiB below a tenth of a MiB."""
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.1f} GiB"
+    if num_bytes >= 2**20 / 10 or num_bytes == 0:
+        return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / 2**10:.1f} KiB"
