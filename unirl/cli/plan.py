@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import yaml
 
 from unirl.cli.compose import compose_and_check
+from unirl.config import checks
 from unirl.config.problem import config_error
 from unirl.config.schema import RunConfig
+from unirl.config.validate import validate
 from unirl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -147,18 +149,30 @@ def _target(args: argparse.Namespace, config: RunConfig) -> Target:
 
 def _compare(args: argparse.Namespace) -> int:
     """Exit code 0 when the run did what its plan says."""
+    directory: Path = args.compare
+    for name in ("config.yaml", "transitions.jsonl"):
+        if not (directory / name).is_file():
+            raise ConfigError(
+                f"--compare {directory}: there is no {directory / name}; name the folder of a run."
+            )
     from unirl.planning.compare import comparison
     from unirl.planning.workspace import estimate_workspace
 
-    config = _config_of_run(args.compare)
+    config = _config_of_run(directory / "config.yaml")
     plan = _plan(config, _target(args, config), config.num_rollouts, estimate_workspace)
-    lines, is_equal = comparison(plan, args.compare)
+    lines, is_equal = comparison(plan, directory)
     print("\n".join(lines))
     return 0 if is_equal else DOES_NOT_FIT
 
 
-def _config_of_run(directory: Path) -> RunConfig:
-    file = directory / "config.yaml"
-    if not file.is_file():
-        raise ConfigError(f"--compare {directory}: there is no {file}; name the folder of a run.")
-    return RunConfig.model_validate(yaml.safe_load(file.read_text()))
+def _config_of_run(file: Path) -> RunConfig:
+    try:
+        written = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    validated = validate(written)
+    problems = [*validated.problems, *checks.problems(validated.config)]
+    here = [p for p in problems if not p.key.startswith(ELSEWHERE)]
+    if here:
+        raise config_error(str(file), here)
+    return validated.config

@@ -8,7 +8,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from unirl.core.errors import ConfigError
 from unirl.planning.plan import Plan
 from unirl.residency.plan import Line
 from unirl.residency.problem import size_text
@@ -31,10 +30,7 @@ NUM_SHOWN = 10
 
 def comparison(plan: Plan, directory: Path) -> tuple[list[str], bool]:
     """What to print, and whether the run did exactly what the plan says."""
-    file = directory / "transitions.jsonl"
-    if not file.is_file():
-        raise ConfigError(f"--compare {directory}: there is no {file}; name the folder of a run.")
-    run = _json_lines(file)
+    run = _json_lines(directory / "transitions.jsonl")
     differing = list(_differences(plan.notes.lines, run))
     lines = [f"{directory}: {len(run)} moves, planned {len(plan.notes.lines)}"]
     lines += [f"  {text}" for text in differing[:NUM_SHOWN]]
