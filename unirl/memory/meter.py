@@ -14,5 +14,8 @@ class CudaMeter:
     def reset(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
 
+    def allocated_bytes(self) -> int | None:
+        return torch.cuda.memory_allocated(self._device)
+
     def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self._device)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unirl.config.components import engine_capabilities
+from unirl.config.residency_checks import in_shards
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
 from unirl.core.components import Component, Movable, Parking
@@ -102,7 +103,7 @@ def make_plan(
     sampled = blueprint_model(config, with_encoders=True)
     workspace = estimate(config, sampled)
     counts = _counts(config)
-    needed = workspace_by_kind(config, workspace)
+    needed = workspace_by_kind(config, workspace, _gathered_bytes(config))
 
     def run(rule: KeepRule) -> Notes:
         # Shards replace a network's weights, so each simulation takes a trained one of its own.
@@ -142,14 +143,19 @@ def search_problem(
     return problem
 
 
-def workspace_by_kind(config: RunConfig, workspace: Workspace) -> Mapping[PhaseKind, int]:
+def workspace_by_kind(
+    config: RunConfig, workspace: Workspace, gathered_bytes: int
+) -> Mapping[PhaseKind, int]:
     """Bytes beside the components in each kind of phase.
 
     What is recorded of a window's rollouts stays on the device until the step that uses it.
+    `gathered_bytes`: most that is gathered at a time of weights in shards.
     """
     kept = workspace.rollout_kept * config.accumulate_rollouts
     sampling = max(workspace.encode, workspace.rollout, workspace.decode)
-    step = workspace.grads + max(workspace.train, workspace.optimizer_step)
+    if engine_capabilities(config).shares_train_weights:
+        sampling += gathered_bytes
+    step = workspace.grads + max(workspace.train + gathered_bytes, workspace.optimizer_step)
     return {
         PhaseKind.ROLLOUT: sampling + kept,
         PhaseKind.REWARD: kept,
@@ -158,6 +164,21 @@ def workspace_by_kind(config: RunConfig, workspace: Workspace) -> Mapping[PhaseK
         PhaseKind.EVALUATE_REWARD: workspace.rollout_kept,
         PhaseKind.SAVE: 0,
     }
+
+
+def _gathered_bytes(config: RunConfig) -> int:
+    """Most that is whole at a time of a network in shards; 0 without shards."""
+    if not in_shards(config):
+        return 0
+    from unirl.planning.layout import lay_out, pretended_group
+
+    blueprint = blueprint_model(config, with_encoders=False)
+    with pretended_group(0, config.num_devices):
+        network = blueprint.model.network
+        layout = lay_out(network, blueprint.block_classes, config.backend, config.num_devices)
+    if config.rollout.unshard:
+        return layout.gather_bytes
+    return layout.largest_gathered_bytes(config.backend.prefetch)
 
 
 def residency_problem(

@@ -21,6 +21,7 @@ from unirl.residency.ledger import Ledger
 from unirl.residency.policy import KeepRule, Role
 from unirl.residency.transaction import Transaction
 from unirl.residency.transition import Transition
+from unirl.residency.watch import DeviceWatch
 
 logger = logging.getLogger("unirl.residency")
 
@@ -58,6 +59,7 @@ class ResidencyPlanner:
         bystanders: Sequence[Movable] = (),
         budget_bytes: int | None = None,
         announce: Callable[[Sequence[Transition]], None] = log_transitions,
+        allocated_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`wait_for_ranks` is called after each transition: no rank uses memory that another still
         fills. `bystanders` take memory of the slab and are accounted, whether they move or not.
@@ -67,6 +69,7 @@ class ResidencyPlanner:
         self._record = record
         self._wait_for_ranks = wait_for_ranks
         self._announce = announce
+        self._watch = DeviceWatch(allocated_bytes)
         self._on_device = {role: INITIALLY_ON_DEVICE[role] for role in self._components}
         self._seq = 0
         self._parts = {p.name: p for parts in self._components.values() for p in parts}
@@ -121,6 +124,7 @@ class ResidencyPlanner:
         self._rule.enter(active)
         self.make_room(active, preserve)
         self._apply([_Move(active, True)], f"enter {active.value}", active)
+        self._watch.entered(active, self.ledger.device_bytes)
 
     def make_room(self, active: Role, preserve: Collection[Role] = ()) -> None:
         """The first half of `enter`: for a role that is there already and needs its space."""
@@ -169,12 +173,14 @@ class ResidencyPlanner:
         role = move.role
         parts = self._to_bring(role) if move.to_device else self._to_park(role, active)
         self.ledger.read(self._accounted)
+        allocated = self._watch.before_move()
         started = time.perf_counter()
         moves = self._transaction.run(parts, to_device=move.to_device)
         seconds = time.perf_counter() - started
         self._on_device[role] = move.to_device
         self._seq += 1
         transition = Transition(self._seq, role, move.to_device, cause, moves, seconds)
+        self._watch.after_move(transition, allocated)
         self._record(transition)
         self._wait_for_ranks()
         return transition

@@ -24,6 +24,11 @@ class ComponentMove:
     """What all components held on the device afterwards."""
     host_bytes: int
 
+    @property
+    def was_tensors(self) -> bool:
+        """Whether it lay in the device's tensors, not in something that builds itself."""
+        return State.PARKED in (self.source, self.target)
+
 
 @dataclass(frozen=True)
 class Transition:

@@ -21,7 +21,7 @@ from unirl.residency.timeline import plain_window, timeline
 from unirl.reward.service import RewardService
 from unirl.runtime.build import Prompts, Roles, pick_device
 from unirl.tracking.tracker import Tracker
-from unirl.trainer.clock import NoMeter, PeakMeter, PhaseClock
+from unirl.trainer.clock import NoMeter, MemoryMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer
 from unirl.trainer.evaluation import Evaluator, Gallery
 from unirl.trainer.phases import Phases
@@ -42,9 +42,10 @@ def build_trainer(
     ranks: Ranks,
 ) -> DiffusionTrainer:
     """Wire the loop around loaded roles."""
-    planner = build_planner(config, roles, rule, moves, ranks)
+    meter = _meter(config)
+    planner = build_planner(config, roles, rule, moves, meter, ranks)
     require_same_settings({"residency plan": planner.plan}, ranks)
-    clock = PhaseClock(_meter(config), moves.phase_ended)
+    clock = PhaseClock(meter, moves.phase_ended)
     phases = Phases(roles.engine, roles.reward, roles.sync, planner, clock, ranks)
     requests = RequestFactory(config, roles.stack.model)
     return DiffusionTrainer(
@@ -62,7 +63,12 @@ def build_trainer(
 
 
 def build_planner(
-    config: RunConfig, roles: Roles, rule: KeepRule, moves: MoveRecord, ranks: Ranks
+    config: RunConfig,
+    roles: Roles,
+    rule: KeepRule,
+    moves: MoveRecord,
+    meter: MemoryMeter,
+    ranks: Ranks,
 ) -> ResidencyPlanner:
     """Tracks the roles that share the slab: train unless it samples by itself, rollout, reward."""
     components = {Role.ROLLOUT: roles.engine.parts, Role.REWARD: roles.reward.parts}
@@ -76,6 +82,7 @@ def build_planner(
         ranks.barrier,
         bystanders=roles.stack.parts,
         budget_bytes=None if budget is None else int(budget * GIB),
+        allocated_bytes=meter.allocated_bytes,
     )
 
 
@@ -118,6 +125,6 @@ def _budget_bytes(config: RunConfig) -> int:
     return memory_bytes - reserve(memory_bytes)
 
 
-def _meter(config: RunConfig) -> PeakMeter:
+def _meter(config: RunConfig) -> MemoryMeter:
     device = pick_device(config.device)
     return CudaMeter(device) if device.type == "cuda" else NoMeter()

@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from typing import Protocol
 
 
-class PeakMeter(Protocol):
+class MemoryMeter(Protocol):
     """The device's own account of allocated bytes."""
 
     def reset(self) -> None:
         """Forget the peak: from now on it starts at what is allocated now."""
+        ...
+
+    def allocated_bytes(self) -> int | None:
+        """What is allocated now; None where nothing is measured."""
         ...
 
     def peak_bytes(self) -> int | None:
@@ -27,6 +31,9 @@ class NoMeter:
     def reset(self) -> None:
         return
 
+    def allocated_bytes(self) -> int | None:
+        return None
+
     def peak_bytes(self) -> int | None:
         return None
 
@@ -36,7 +43,7 @@ class PhaseClock:
 
     def __init__(
         self,
-        meter: PeakMeter,
+        meter: MemoryMeter,
         ended: Callable[[str, float], None] = lambda name, seconds: None,
     ) -> None:
         """`ended` is told the name and the seconds of every phase that is over."""
