@@ -44,7 +44,7 @@ def file_name(block: str) -> str | None:
 def commands(page: Path) -> list[list[str]]:
     """Arguments of every `unirl ...` in shell blocks and in the text, without placeholders."""
     text = page.read_text(encoding="utf-8")
-    inline = re.findall(r"`(unirl (?:train|check|recipes)\b[^`\n]*)`", text)
+    inline = re.findall(r"`(unirl (?:train|check|plan|recipes)\b[^`\n]*)`", text)
     lines = [line for block in fenced_blocks(page, "sh") for line in block.splitlines()]
     shown = [*(part.strip() for line in lines for part in line.split("&&")), *inline]
     found = [shlex.split(command)[1:] for command in shown if command.startswith("unirl ")]
@@ -91,16 +91,34 @@ def provide_inputs(words: list[str], folder: Path) -> None:
             (folder / value).write_text("".join(f"prompt {n}\n" for n in range(64)))
 
 
+def without_options(words: list[str]) -> list[str]:
+    """What `check` takes of a command: all but the options of `plan`, and --cfg."""
+    kept = []
+    values = iter(word for word in words if word != "--cfg")
+    for word in values:
+        if word == "--what-if":
+            kept.append(next(values))
+        elif word.startswith("--") and not word.startswith("--config"):
+            next(values)
+        else:
+            kept.append(word)
+    return kept
+
+
 @pages_with(commands)
 def test_every_command_shown_composes_and_passes_check(
     page: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in commands(page):
         provide_inputs(words, folder)
+        if "--compare" in words:
+            continue
         if words[0] == "recipes":
             arguments = words
         else:
-            arguments = ["check", *(word for word in words[1:] if word != "--cfg")]
+            arguments = ["check", *without_options(words[1:])]
+        if words[0] == "plan":  # which needs no weights
+            arguments.append("model.path=.")
         assert main(arguments) == 0, f"unirl {' '.join(words)}\n{capsys.readouterr().err}"
 
 
@@ -156,6 +174,13 @@ def test_the_first_page_shows_what_check_prints_about_the_quickstart() -> None:
     shown = "\n".join(fenced_blocks(ROOT / "docs" / "start.md", "text"))
     shown = "\n".join(line for line in shown.splitlines() if "  left out" not in line)
     assert expected in shown
+
+
+def test_the_page_on_planning_shows_what_plan_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "docs" / "planning.md"
+    first, shown = commands(page)[0], fenced_blocks(page, "text")[0]
+    assert main(first) == 0
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize("page", WRITTEN_PAGES, ids=_id)

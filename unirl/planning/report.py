@@ -36,8 +36,10 @@ def _target(plan: Plan) -> str:
     target = plan.target
     if target.memory_bytes is None:
         return "a device of any size (--gpu or --budget-gib sets one)"
-    kept = f", {size_text(target.reserve_bytes)} of them kept free" if target.reserve_bytes else ""
-    return f"{target.name} ({size_text(target.memory_bytes)}{kept})"
+    if not target.reserve_bytes:
+        return target.name
+    sizes = f"{size_text(target.memory_bytes)}, {size_text(target.reserve_bytes)} of them kept free"
+    return f"{target.name} ({sizes})"
 
 
 # --- memory -------------------------------------------------------------------------------------
