@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -17,73 +18,55 @@ from torch import Tensor, nn
 from unirl.core.types import Conditioning
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadSettings:
+    """How a family reads its weights; `unirl.models.trainable.load_settings` makes a recipe's."""
+
+    frozen_dtype: torch.dtype
+    """Storage of the weights that are not trained."""
+    compute_dtype: torch.dtype
+    """Arithmetic of the network; below float32 by autocast."""
+    max_sequence_length: int
+    """Tokens a prompt is cut or padded to, in families that do so."""
+    with_encoders: bool
+    """False leaves out text encoders and decoder: a train stack beside a rollout engine of its own
+    needs only the network, `encode` and `decode` are never called then."""
+
+    @property
+    def network_dtype(self) -> torch.dtype:
+        """Storage of the network: float32 arithmetic needs float32 weights."""
+        return torch.float32 if self.compute_dtype == torch.float32 else self.frozen_dtype
+
+
 class DiffusionModel(ABC):
     """A generator with its text encoders and decoder, all in eval mode, nothing requiring grad."""
 
     @classmethod
     @abstractmethod
-    def load(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> Self:
+    def load(cls, path: Path, settings: LoadSettings) -> Self:
         """Read weights from `path` to the CPU.
 
-        with_encoders=False leaves out text encoders and decoder: a train stack beside a rollout
-        engine of its own needs only the network, `encode` and `decode` are never called then.
         Raises ModelError naming the path when it cannot be read.
         """
 
     @classmethod
-    def load_skeleton(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> Self:
+    def load_skeleton(cls, path: Path, settings: LoadSettings) -> Self:
         """Like `load`, for a network that will be sharded over several devices.
 
         A family that keeps its network in safetensors files leaves the network's parameters (not
         its buffers) on the meta device and gives `network_files`, so that no process ever holds
         the whole. Without this method each process loads the whole network on the CPU first.
         """
-        return cls.load(
-            path,
-            frozen_dtype=frozen_dtype,
-            compute_dtype=compute_dtype,
-            max_sequence_length=max_sequence_length,
-            with_encoders=with_encoders,
-        )
+        return cls.load(path, settings)
 
     @classmethod
-    def blueprint(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> Self:
+    def blueprint(cls, path: Path, settings: LoadSettings) -> Self:
         """Like `load`, with every parameter on the meta device; buffers may be real. For plans.
 
         A family that can build its modules from config files alone needs no weights here, and any
         text may be encoded alike. Without this method the weights are read and dropped.
         """
-        model = cls.load(
-            path,
-            frozen_dtype=frozen_dtype,
-            compute_dtype=compute_dtype,
-            max_sequence_length=max_sequence_length,
-            with_encoders=with_encoders,
-        )
+        model = cls.load(path, settings)
         for module in [model.network, *model.frozen_modules.values()]:
             module.to("meta")
         return model

@@ -5,10 +5,11 @@ the picture the deployed pipeline would give. In goes a folder with `model_index
 fetched from the network and no pickle is read. A folder whose `text_encoder_3` is null runs
 without T5, as the pipeline does.
 
-    model = StableDiffusion3Model.load(
-        Path("stable-diffusion-3.5-medium"), frozen_dtype=torch.bfloat16,
-        compute_dtype=torch.bfloat16, max_sequence_length=256, with_encoders=True,
+    settings = LoadSettings(
+        frozen_dtype=torch.bfloat16, compute_dtype=torch.bfloat16,
+        max_sequence_length=256, with_encoders=True,
     )
+    model = StableDiffusion3Model.load(Path("stable-diffusion-3.5-medium"), settings)
     conditioning = model.encode(["a sign that says 374"])
 """
 
@@ -35,7 +36,7 @@ from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderMo
 from unirl.core.errors import ModelError
 from unirl.core.types import Conditioning
 from unirl.memory.movers import own_storages
-from unirl.models.base import DiffusionModel
+from unirl.models.base import DiffusionModel, LoadSettings
 from unirl.models.on_meta import BlankTokenizer, module_on_meta
 
 T = TypeVar("T")
@@ -67,8 +68,7 @@ class StableDiffusion3Model(DiffusionModel):
         *,
         network_folder: Path,
         vae_scale_factor: int,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
+        settings: LoadSettings,
     ) -> None:
         """pipeline: holder of the encoders and the VAE; None without them."""
         self._network = network
@@ -77,64 +77,34 @@ class StableDiffusion3Model(DiffusionModel):
         self._pipeline: Any = pipeline
         self._network_folder = network_folder
         self._vae_scale_factor = vae_scale_factor
-        self._compute_dtype = compute_dtype
-        self._max_sequence_length = max_sequence_length
+        self._settings = settings
 
     @classmethod
-    def load(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> Self:
+    def load(cls, path: Path, settings: LoadSettings) -> Self:
         """Read the folder `path`, see `DiffusionModel.load`.
 
-        The network is stored in frozen_dtype, but in float32 where it computes in float32: a
-        float32 product needs float32 weights.
         Raises ModelError naming the path and the component that is missing or unreadable.
         """
         _read_index(path)
-        dtype = _network_dtype(compute_dtype, frozen_dtype)
-        network = _read_module(path, NETWORK, SD3Transformer2DModel, dtype)
-        encoders = _read_encoders(path, frozen_dtype) if with_encoders else None
-        return cls._around(network, path, encoders, compute_dtype, max_sequence_length)
+        network = _read_module(path, NETWORK, SD3Transformer2DModel, settings.network_dtype)
+        encoders = _read_encoders(path, settings.frozen_dtype) if settings.with_encoders else None
+        return cls._around(network, path, encoders, settings)
 
     @classmethod
-    def load_skeleton(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> Self:
+    def load_skeleton(cls, path: Path, settings: LoadSettings) -> Self:
         """See `DiffusionModel.load_skeleton`; raises ModelError like `load`."""
         _read_index(path)
-        dtype = _network_dtype(compute_dtype, frozen_dtype)
-        network = _read(path, NETWORK, lambda folder: _skeleton(folder, dtype))
-        encoders = _read_encoders(path, frozen_dtype) if with_encoders else None
-        return cls._around(network, path, encoders, compute_dtype, max_sequence_length)
+        network = _read(path, NETWORK, lambda folder: _skeleton(folder, settings.network_dtype))
+        encoders = _read_encoders(path, settings.frozen_dtype) if settings.with_encoders else None
+        return cls._around(network, path, encoders, settings)
 
     @classmethod
-    def blueprint(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> Self:
+    def blueprint(cls, path: Path, settings: LoadSettings) -> Self:
         """See `DiffusionModel.blueprint`: a folder of config files is enough."""
         _read_index(path)
-        dtype = _network_dtype(compute_dtype, frozen_dtype)
-        network = _read_on_meta(path, NETWORK, SD3Transformer2DModel, dtype)
-        encoders = _blank_encoders(path, frozen_dtype) if with_encoders else None
-        return cls._around(network, path, encoders, compute_dtype, max_sequence_length)
+        network = _read_on_meta(path, NETWORK, SD3Transformer2DModel, settings.network_dtype)
+        encoders = _blank_encoders(path, settings.frozen_dtype) if settings.with_encoders else None
+        return cls._around(network, path, encoders, settings)
 
     @classmethod
     def _around(
@@ -142,8 +112,7 @@ class StableDiffusion3Model(DiffusionModel):
         network: SD3Transformer2DModel,
         path: Path,
         encoders: Mapping[str, Any] | None,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
+        settings: LoadSettings,
     ) -> Self:
         """The network, and the other components of the folder around it."""
         scheduler = _read(path, "scheduler", _scheduler)
@@ -159,8 +128,7 @@ class StableDiffusion3Model(DiffusionModel):
             pipeline,
             network_folder=path / NETWORK,
             vae_scale_factor=2 ** (len(vae_config["block_out_channels"]) - 1),
-            compute_dtype=compute_dtype,
-            max_sequence_length=max_sequence_length,
+            settings=settings,
         )
 
     def network_files(self) -> Sequence[Path]:
@@ -194,7 +162,7 @@ class StableDiffusion3Model(DiffusionModel):
             prompt_3=None,
             device=pipeline.text_encoder.device,
             do_classifier_free_guidance=False,
-            max_sequence_length=self._max_sequence_length,
+            max_sequence_length=self._settings.max_sequence_length,
         )
         return Sd3Conditioning(prompt_embeds, pooled)
 
@@ -202,8 +170,8 @@ class StableDiffusion3Model(DiffusionModel):
         assert isinstance(conditioning, Sd3Conditioning)
         with torch.autocast(
             latents.device.type,
-            dtype=self._compute_dtype,
-            enabled=self._compute_dtype != torch.float32,
+            dtype=self._settings.compute_dtype,
+            enabled=self._settings.compute_dtype != torch.float32,
         ):
             # The embeddings may be bf16 beside a float32 network; widening them is exact.
             (velocity,) = self._network(
@@ -268,7 +236,7 @@ class StableDiffusion3Model(DiffusionModel):
 
     def example_conditioning(self, batch: int, generator: torch.Generator) -> Sd3Conditioning:
         config = self._network.config
-        tokens = CLIP_TOKENS + self._max_sequence_length
+        tokens = CLIP_TOKENS + self._settings.max_sequence_length
         conditioning = Sd3Conditioning(
             torch.randn(batch, tokens, config["joint_attention_dim"], generator=generator),
             torch.randn(batch, config["pooled_projection_dim"], generator=generator),
@@ -279,11 +247,6 @@ class StableDiffusion3Model(DiffusionModel):
         if self._pipeline is None:
             raise ModelError("this Stable Diffusion 3 was loaded without text encoders and VAE.")
         return self._pipeline
-
-
-def _network_dtype(compute_dtype: torch.dtype, frozen_dtype: torch.dtype) -> torch.dtype:
-    """float32 arithmetic needs float32 weights."""
-    return torch.float32 if compute_dtype == torch.float32 else frozen_dtype
 
 
 def _read_index(path: Path) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unirl.core.errors import DataError, ModelError
 from unirl.core.types import Conditioning
 from unirl.memory.movers import own_storages
-from unirl.models.base import DiffusionModel
+from unirl.models.base import DiffusionModel, LoadSettings
 from unirl.models.tiny_dit import TinyDiT, TinyTokenizer, load_tiny_dit, load_tiny_skeleton
 
 
@@ -36,59 +36,32 @@ class TinyModel(DiffusionModel):
         self._compute_dtype = compute_dtype
 
     @classmethod
-    def load(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> TinyModel:
-        model = cls._read(load_tiny_dit, path, frozen_dtype, compute_dtype)
+    def load(cls, path: Path, settings: LoadSettings) -> TinyModel:
+        model = cls._read(load_tiny_dit, path, settings)
         own_storages(model.network)
         return model
 
     @classmethod
-    def load_skeleton(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> TinyModel:
-        return cls._read(load_tiny_skeleton, path, frozen_dtype, compute_dtype)
+    def load_skeleton(cls, path: Path, settings: LoadSettings) -> TinyModel:
+        return cls._read(load_tiny_skeleton, path, settings)
 
     @classmethod
-    def blueprint(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> TinyModel:
-        return cls._read(load_tiny_skeleton, path, frozen_dtype, compute_dtype)
+    def blueprint(cls, path: Path, settings: LoadSettings) -> TinyModel:
+        return cls._read(load_tiny_skeleton, path, settings)
 
     @classmethod
     def _read(
         cls,
         reader: Callable[[Path], tuple[TinyDiT, TinyTokenizer]],
         path: Path,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
+        settings: LoadSettings,
     ) -> TinyModel:
         try:
             network, tokenizer = reader(path)
         except (FileNotFoundError, ValueError) as error:
             raise ModelError(f"model.path: {error}") from error
-        # float32 arithmetic needs float32 weights.
-        dtype = torch.float32 if compute_dtype == torch.float32 else frozen_dtype
-        network = network.to(dtype).eval().requires_grad_(False)
-        return cls(path, network, tokenizer, compute_dtype)
+        network = network.to(settings.network_dtype).eval().requires_grad_(False)
+        return cls(path, network, tokenizer, settings.compute_dtype)
 
     def network_files(self) -> Sequence[Path]:
         return (self._path,)

@@ -1,12 +1,26 @@
-"""Which weights of a network train: its adapter or all of them, in a run as in a plan."""
+"""A recipe's model, in a run as in a plan: how it is loaded and which of its weights train."""
 
 from __future__ import annotations
 
+import torch
+
 from unirl.config import catalog
 from unirl.config.schema import RunConfig
-from unirl.models.base import DiffusionModel
+from unirl.models.base import DiffusionModel, LoadSettings
 from unirl.models.lora import attach_lora
 from unirl.samplers.noise import seed_of
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def load_settings(config: RunConfig, with_encoders: bool) -> LoadSettings:
+    """What the recipe asks of `DiffusionModel.load`."""
+    return LoadSettings(
+        frozen_dtype=DTYPES[config.model.frozen_dtype],
+        compute_dtype=DTYPES[config.model.precision],
+        max_sequence_length=config.model.max_sequence_length,
+        with_encoders=with_encoders,
+    )
 
 
 def make_trainable(config: RunConfig, model: DiffusionModel) -> None:

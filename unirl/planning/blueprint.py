@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-import torch
-
 import unirl.models
 from unirl.config import catalog
 from unirl.config.components import import_component, is_own
@@ -24,13 +22,12 @@ from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.models.base import DiffusionModel
-from unirl.models.trainable import make_trainable
+from unirl.models.trainable import load_settings, make_trainable
 from unirl.planning.published import PublishedModel, pipeline_name, published_family
 
 RELEASES = Path(unirl.models.__file__).parent / "releases"
 TRAINABLE = {"StableDiffusion3Pipeline": "sd3"}
 """Released pipelines that a built-in family trains; the release decides, not model.family."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -67,13 +64,7 @@ def blueprint_model(config: RunConfig, with_encoders: bool) -> Blueprint:
     configurations, and ModelError for a folder that cannot be read.
     """
     shapes = _shapes(config)
-    model = shapes.model_class.blueprint(
-        shapes.folder,
-        frozen_dtype=DTYPES[config.model.frozen_dtype],
-        compute_dtype=DTYPES[config.model.precision],
-        max_sequence_length=config.model.max_sequence_length,
-        with_encoders=with_encoders,
-    )
+    model = shapes.model_class.blueprint(shapes.folder, load_settings(config, with_encoders))
     make_trainable(_with_targets(config, shapes.lora_targets), model)
     classes = config.backend.block_classes or shapes.block_classes
     return Blueprint(model, shapes.source, tuple(classes))

@@ -37,7 +37,7 @@ from transformers import (
 
 from unirl.core.errors import ModelError
 from unirl.core.types import Conditioning
-from unirl.models.base import DiffusionModel
+from unirl.models.base import DiffusionModel, LoadSettings
 from unirl.models.on_meta import module_on_meta
 
 NETWORK = "transformer"
@@ -100,51 +100,33 @@ class PublishedModel(DiffusionModel):
         family: PublishedFamily,
         modules: Mapping[str, nn.Module],
         config: Mapping[str, Any],
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
+        settings: LoadSettings,
     ) -> None:
         """config: of the network."""
         self._family = family
         self._modules = modules
         self._config = config
-        self._compute_dtype = compute_dtype
-        self._max_sequence_length = max_sequence_length
+        self._settings = settings
 
     @classmethod
-    def load(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> Self:
+    def load(cls, path: Path, settings: LoadSettings) -> Self:
         raise ModelError(f"{path}: unirl has no family for this model yet; it can only be planned.")
 
     @classmethod
-    def blueprint(
-        cls,
-        path: Path,
-        *,
-        frozen_dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        max_sequence_length: int,
-        with_encoders: bool,
-    ) -> Self:
+    def blueprint(cls, path: Path, settings: LoadSettings) -> Self:
         """Of a folder with model_index.json and the components' config.json."""
         family = published_family(path)
-        # As the trainable families do it: float32 arithmetic needs float32 weights.
-        network_dtype = torch.float32 if compute_dtype == torch.float32 else frozen_dtype
         modules = {
             name: module_on_meta(
-                path / name, module_class, network_dtype if name == NETWORK else frozen_dtype
+                path / name,
+                module_class,
+                settings.network_dtype if name == NETWORK else settings.frozen_dtype,
             )
             for name, module_class in family.modules.items()
-            if with_encoders or name == NETWORK
+            if settings.with_encoders or name == NETWORK
         }
         config = json.loads((path / NETWORK / "config.json").read_text())
-        return cls(family, modules, config, compute_dtype, max_sequence_length)
+        return cls(family, modules, config, settings)
 
     @property
     def network(self) -> nn.Module:
@@ -156,14 +138,14 @@ class PublishedModel(DiffusionModel):
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> PublishedConditioning:
-        return self._family.encode(self._modules, len(texts), self._max_sequence_length)
+        return self._family.encode(self._modules, len(texts), self._settings.max_sequence_length)
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, PublishedConditioning)
         with torch.autocast(
             latents.device.type,
-            dtype=self._compute_dtype,
-            enabled=self._compute_dtype != torch.float32,
+            dtype=self._settings.compute_dtype,
+            enabled=self._settings.compute_dtype != torch.float32,
         ):
             texts = conditioning._map(lambda embeds: embeds.float())
             velocity = self._family.velocity(self.network, latents, sigma, texts)
@@ -191,7 +173,7 @@ class PublishedModel(DiffusionModel):
         return (*(1 - step / num_steps for step in range(num_steps)), 0.0)
 
     def example_conditioning(self, batch: int, generator: torch.Generator) -> PublishedConditioning:
-        length = self._max_sequence_length
+        length = self._settings.max_sequence_length
         width = self._config.get("joint_attention_dim", self._config.get("text_dim"))
         pooled = self._config.get("pooled_projection_dim", 0)
         return PublishedConditioning(

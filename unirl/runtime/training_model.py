@@ -16,11 +16,9 @@ from unirl.models.base import DiffusionModel
 from unirl.models.blocks import block_names
 from unirl.models.filling import fill_from_files
 from unirl.models.lora import adapter_parameters, initial_value
-from unirl.models.trainable import adapter_seed, make_trainable
+from unirl.models.trainable import adapter_seed, load_settings, make_trainable
 from unirl.train.activation_checkpointing import checkpoint_activations
 from unirl.train.backend import CopiesBackend, TrainBackend, WholeBackend, write_share
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build_model(config: RunConfig, device: torch.device, with_encoders: bool) -> DiffusionModel:
@@ -62,13 +60,7 @@ def _read(config: RunConfig, with_encoders: bool, *, in_shards: bool) -> Diffusi
         name if is_own(name) else catalog.MODELS[name].path
     )
     load = family.load_skeleton if in_shards else family.load
-    return load(
-        resolve_path(config.model.path),
-        frozen_dtype=DTYPES[config.model.frozen_dtype],
-        compute_dtype=DTYPES[config.model.precision],
-        max_sequence_length=config.model.max_sequence_length,
-        with_encoders=with_encoders,
-    )
+    return load(resolve_path(config.model.path), load_settings(config, with_encoders))
 
 
 def _shard(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from unirl.config.catalog import MODELS
 from unirl.core.errors import ModelError
+from unirl.models.base import LoadSettings
 from unirl.models.sd3 import Sd3Conditioning, StableDiffusion3Model
 from unirl.samplers.denoise import sample_trajectory
 from unirl.samplers.guidance import guided_velocity
@@ -74,24 +75,24 @@ def load(
     compute_dtype: torch.dtype = torch.float32,
     with_encoders: bool = True,
 ) -> StableDiffusion3Model:
-    return StableDiffusion3Model.load(
-        folder,
+    settings = LoadSettings(
         frozen_dtype=frozen_dtype,
         compute_dtype=compute_dtype,
         max_sequence_length=MAX_SEQUENCE_LENGTH,
         with_encoders=with_encoders,
     )
+    return StableDiffusion3Model.load(folder, settings)
 
 
 def test_a_skeleton_is_the_loaded_network_without_values(folder: Path, recwarn) -> None:
     whole = load(folder, frozen_dtype=torch.bfloat16, compute_dtype=torch.bfloat16)
-    skeleton = StableDiffusion3Model.load_skeleton(
-        folder,
+    settings = LoadSettings(
         frozen_dtype=torch.bfloat16,
         compute_dtype=torch.bfloat16,
         max_sequence_length=MAX_SEQUENCE_LENGTH,
         with_encoders=False,
     )
+    skeleton = StableDiffusion3Model.load_skeleton(folder, settings)
     assert not recwarn.list
     assert skeleton.network_files() == [folder / "transformer/diffusion_pytorch_model.safetensors"]
     expected = dict(whole.network.named_parameters())

@@ -11,6 +11,7 @@ from builders import host_arena, rollout_request, sample, tiny_model
 from unirl.config.resources import resolve_path
 from unirl.core.errors import DataError, ModelError
 from unirl.memory.movers import RoleWeights, module_components
+from unirl.models.base import LoadSettings
 from unirl.models.tiny import TinyModel
 from unirl.models.tiny_dit import save_tiny_dit
 
@@ -20,13 +21,13 @@ def load(
     frozen_dtype: torch.dtype = torch.float32,
     compute_dtype: torch.dtype = torch.float32,
 ) -> TinyModel:
-    return TinyModel.load(
-        path,
+    settings = LoadSettings(
         frozen_dtype=frozen_dtype,
         compute_dtype=compute_dtype,
         max_sequence_length=256,
         with_encoders=True,
     )
+    return TinyModel.load(path, settings)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from unirl.core.errors import ConfigError, ModelError
 from unirl.models.base import DiffusionModel
 from unirl.models.sd3 import StableDiffusion3Model
 from unirl.models.tiny import TinyModel
-from unirl.models.trainable import make_trainable
-from unirl.planning.blueprint import DTYPES, blueprint_model
+from unirl.models.trainable import load_settings, make_trainable
+from unirl.planning.blueprint import blueprint_model
 
 
 def layout(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
@@ -32,13 +32,7 @@ def layouts(model: DiffusionModel) -> dict[str, dict[str, tuple[torch.Size, torc
 
 
 def loaded(config: RunConfig, family: type[DiffusionModel]) -> DiffusionModel:
-    model = family.load(
-        resolve_path(config.model.path),
-        frozen_dtype=DTYPES[config.model.frozen_dtype],
-        compute_dtype=DTYPES[config.model.precision],
-        max_sequence_length=config.model.max_sequence_length,
-        with_encoders=True,
-    )
+    model = family.load(resolve_path(config.model.path), load_settings(config, with_encoders=True))
     make_trainable(config, model)
     return model
 
@@ -82,13 +76,8 @@ class OwnModel(TinyModel):
 
 
 def test_a_family_without_a_blueprint_is_read_and_emptied() -> None:
-    model = OwnModel.blueprint(
-        resolve_path("pkg:tiny/model.safetensors"),
-        frozen_dtype=torch.float32,
-        compute_dtype=torch.float32,
-        max_sequence_length=1,
-        with_encoders=True,
-    )
+    settings = load_settings(compose("diffusion/tiny/tiny_replica_lora", []), with_encoders=True)
+    model = OwnModel.blueprint(resolve_path("pkg:tiny/model.safetensors"), settings)
     assert all(p.is_meta for p in model.network.parameters())
 
 

@@ -20,8 +20,8 @@ from unirl.config.schema import RunConfig
 from unirl.models.base import DiffusionModel
 from unirl.models.sd3 import StableDiffusion3Model
 from unirl.models.tiny import TinyModel
-from unirl.models.trainable import make_trainable
-from unirl.planning.blueprint import DTYPES, Blueprint, blueprint_model
+from unirl.models.trainable import load_settings, make_trainable
+from unirl.planning.blueprint import Blueprint, blueprint_model
 from unirl.planning.gpu_autocast import gpu_autocast
 from unirl.planning.live_bytes import LiveBytes
 from unirl.planning.weightless import Weightless, WeightlessMode, make_weightless
@@ -63,11 +63,7 @@ def really_measured(config: RunConfig) -> Workspace:
     """The estimate's own work on weights that were loaded."""
     blueprint = blueprint_model(config, with_encoders=True)
     model = FAMILIES[config.model.family].load(
-        resolve_path(config.model.path),
-        frozen_dtype=DTYPES[config.model.frozen_dtype],
-        compute_dtype=DTYPES[config.model.precision],
-        max_sequence_length=config.model.max_sequence_length,
-        with_encoders=True,
+        resolve_path(config.model.path), load_settings(config, with_encoders=True)
     )
     make_trainable(config, model)
     with gpu_autocast():

@@ -38,6 +38,7 @@ from unirl.distributed.ranks import OneRank, Ranks
 from unirl.distributed.sharding import own_part, own_prompts, sample_places
 from unirl.models.blocks import find_blocks
 from unirl.models.tiny import TinyModel
+from unirl.models.trainable import load_settings
 from unirl.runtime.training_model import build_model, build_training_model
 from unirl.train.backend import TrainBackend, WholeBackend, write_share
 from unirl.train.sharded import ShardedBackend, make_mesh
@@ -353,16 +354,11 @@ def test_a_model_that_no_rank_ever_held_has_the_values_of_the_whole_one(
 
 def test_a_skeleton_has_buffers_but_no_parameters() -> None:
     config = checked("quickstart", [], None)
-    model = TinyModel.load_skeleton(
-        resolve_path(config.model.path),
-        frozen_dtype=torch.float32,
-        compute_dtype=torch.float32,
-        max_sequence_length=1,
-        with_encoders=False,
-    )
+    path = resolve_path(config.model.path)
+    model = TinyModel.load_skeleton(path, load_settings(config, with_encoders=False))
     assert all(parameter.is_meta for parameter in model.network.parameters())
     assert not any(buffer.is_meta for buffer in model.network.buffers())
-    assert model.network_files() == (resolve_path(config.model.path),)
+    assert model.network_files() == (path,)
 
 
 def mesh_shape(settings: BackendConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -1,0 +1,22 @@
+"""What a recipe asks of its model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unirl.cli.compose import compose
+from unirl.models.base import LoadSettings
+from unirl.models.trainable import load_settings
+
+
+@pytest.mark.parametrize("with_encoders", [True, False])
+def test_the_settings_are_those_of_the_recipe(with_encoders: bool) -> None:
+    keys = ("precision=bf16", "frozen_dtype=fp32", "max_sequence_length=7")
+    config = compose("diffusion/tiny/tiny_replica_lora", [f"model.{key}" for key in keys])
+    assert load_settings(config, with_encoders) == LoadSettings(
+        frozen_dtype=torch.float32,
+        compute_dtype=torch.bfloat16,
+        max_sequence_length=7,
+        with_encoders=with_encoders,
+    )
