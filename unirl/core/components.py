@@ -128,7 +128,7 @@ class Movable(Protocol):
     def is_resident(self) -> bool: ...
 
     def version(self) -> Version | Void:
-        """Of the contents on the device; only asked while it is resident."""
+        """Of its contents: those on the device or, while it is parked, those that left it."""
         ...
 
     def num_bytes(self) -> int:

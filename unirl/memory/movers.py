@@ -150,6 +150,8 @@ class TensorPart:
         """While parked: its emptied storages and the bytes they had."""
         self._spans: dict[UntypedStorage, Tensor] = {}
         """While parked: where their contents are; nothing when they were dropped."""
+        self._unfilled: set[UntypedStorage] = set()
+        """Storages that have memory again, but not their contents yet."""
         self._moved: weakref.WeakSet[UntypedStorage] = weakref.WeakSet()
         """Storages that were parked before, so the host copy is known to be theirs."""
         self._lost_version: Version | None = None
@@ -211,14 +213,15 @@ class TensorPart:
         if self.parking is Parking.COPY:
             self._require_whole_copy()
         device, sizes = self._device(self._away), self._away
-        gone = [storage for storage, size in sizes.items() if storage.nbytes() != size]
+        gone = [s for s, size in sizes.items() if s.nbytes() != size or s in self._unfilled]
+        self._unfilled = set(gone)  # until they are: an attempt that fails may leave them allocated
         try:
             device.allocate(gone, [sizes[storage] for storage in gone])
             self._fill(device, gone)
         except BaseException:
             device.empty(gone)
             raise
-        self._away, self._spans = None, {}
+        self._away, self._spans, self._unfilled = None, {}, set()
         return Moved(sum(sizes.values()) if self.parking is Parking.COPY else 0)
 
     def read(self, tensor: Tensor) -> Tensor:
@@ -293,6 +296,12 @@ class TensorPart:
     def _write_copy(self, device: Device, sizes: Mapping[UntypedStorage, int]) -> None:
         copy = self._host_copy
         self._require_same_layout(sizes)
+        others = sorted(copy.users - {self.name})
+        if others and self._component.version() != FROZEN:
+            raise ResidencyError(
+                f"{self.name} is written, and {others[0]} relies on the same host copy "
+                f"({copy.host_key!r}). Only weights that nobody writes can share one."
+            )
         copy.lay_out(tuple(sizes.values()), self.name)
         copy.written_by = None  # until all of it is there
         try:

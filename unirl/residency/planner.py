@@ -145,6 +145,8 @@ class ResidencyPlanner:
         done: list[Transition] = []
         errors: list[Exception] = []
         for move in moves:
+            if not self._transaction.is_sound:
+                break
             if not self._changes_something(move, active):
                 continue
             try:
@@ -164,7 +166,7 @@ class ResidencyPlanner:
         if role not in self._components:
             return False
         if move.to_device:
-            return not self._on_device[role] or bool(self._to_bring(role))
+            return not self._on_device[role]
         if self._rule.is_pinned(role) or self._stays_whole(role):
             return False
         return self._on_device[role] or bool(self._to_park(role, active))
@@ -202,5 +204,5 @@ class ResidencyPlanner:
         ]
 
     def _stays_whole(self, role: Role) -> bool:
-        parts = self._components[role]
+        parts = [part for part in self._components[role] if part.parking is not Parking.KEEP]
         return bool(parts) and all(self._rule.keeps(role, part.name) for part in parts)

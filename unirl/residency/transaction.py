@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from unirl.core.components import Movable, Moved
 from unirl.core.errors import ResidencyError
-from unirl.residency.directory import Directory
+from unirl.residency.directory import Directory, State
 from unirl.residency.ledger import Ledger
 from unirl.residency.transition import ComponentMove
 
@@ -23,6 +23,10 @@ class Transaction:
         self._directory = directory
         self._ledger = ledger
         self._poison: str | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        return self._poison is None
 
     def require_sound(self) -> None:
         """Raise ResidencyError when an earlier move could not be undone."""
@@ -60,6 +64,8 @@ class Transaction:
             self._ledger.update(part)  # its host copy may have been made before it failed
             raise
         seconds = time.perf_counter() - started
+        if source is State.DROPPED:
+            version = part.version()
         target = self._directory.finish(part, to_device=to_device)
         self._ledger.update(part)
         return ComponentMove(

@@ -21,7 +21,7 @@ from unirl.residency.timeline import plain_window, timeline
 from unirl.reward.service import RewardService
 from unirl.runtime.build import Prompts, Roles, pick_device
 from unirl.tracking.tracker import Tracker
-from unirl.trainer.clock import NoMeter, MemoryMeter, PhaseClock
+from unirl.trainer.clock import MemoryMeter, NoMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer
 from unirl.trainer.evaluation import Evaluator, Gallery
 from unirl.trainer.phases import Phases

@@ -375,3 +375,37 @@ def test_a_full_host_leaves_the_part_on_the_device():
         part.park(copy=True)
     assert part.is_resident
     assert torch.equal(tensor, random(100))
+
+
+def test_a_part_that_came_back_only_half_is_filled_whole_the_next_time(monkeypatch):
+    """Two faults: the copy in fails, and so does giving the memory back."""
+    device = FakeDevice()
+    part, tensors = some_part(device)
+    expected = [tensor.clone() for tensor in tensors]
+    part.park(copy=True)
+    with monkeypatch.context() as faults:
+        faults.setattr(device, "copy_in", broken)
+        faults.setattr(device, "empty", broken)
+        with pytest.raises(InjectedError):
+            part.unpark()
+    part.unpark()
+    assert same(tensors, expected)
+
+
+def broken(*_: object) -> None:
+    raise InjectedError
+
+
+def test_a_written_component_may_not_share_a_host_copy():
+    device = FakeDevice()
+    frozen, written = (device.put(f"tensor {n}", random(8, seed=n)) for n in range(2))
+    weights = weights_on(
+        device,
+        TensorComponent("a", lambda: [frozen], lambda: FROZEN, host_key="same"),
+        TensorComponent("b", lambda: [written], lambda: 3, host_key="same"),
+    )
+    first, second = weights.parts
+    first.park(copy=True)
+    with pytest.raises(ResidencyError, match="b is written, and a relies on the same host copy"):
+        second.park(copy=True)
+    assert second.is_resident
