@@ -25,9 +25,15 @@ from unirl.residency.timeline import PhaseKind
 
 RECIPE = "diffusion/sd3/sd3_replica_lora"
 OF_ONE = ("rollout.forward_batch_size=1", "stack.micro_batch_size=1")
-HEAD = (
-    "| release | trained network | engine with encoders | activations, with checkpointing | "
-    "fullest rollout | fullest step | moved per window | seconds |\n|---|---|---|---|---|---|---|---|"
+COLUMNS = (
+    "release",
+    "trained network",
+    "engine with encoders",
+    "activations, with checkpointing",
+    "fullest rollout",
+    "fullest step",
+    "moved per window",
+    "seconds",
 )
 
 
@@ -35,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     overrides = [word for word in argv if "=" in word]
     names = [word for word in argv if "=" not in word]
-    print(HEAD)
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     for name in names or releases():
         print(row(name, overrides))
     return 0

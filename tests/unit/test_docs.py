@@ -113,10 +113,7 @@ def test_every_command_shown_composes_and_passes_check(
         provide_inputs(words, folder)
         if "--compare" in words:
             continue
-        if words[0] == "recipes":
-            arguments = words
-        else:
-            arguments = ["check", *without_options(words[1:])]
+        arguments = words if words[0] == "recipes" else ["check", *without_options(words[1:])]
         if words[0] == "plan":  # which needs no weights
             arguments.append("model.path=.")
         assert main(arguments) == 0, f"unirl {' '.join(words)}\n{capsys.readouterr().err}"

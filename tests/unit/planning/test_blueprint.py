@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures_sd3 import build_tiny_sd3
 from torch import nn
 
-from tests.fixtures_sd3 import build_tiny_sd3
 from unirl.cli.compose import compose
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig

@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 import pytest
+from make_golden_plans import golden_file, golden_plan, shipped_recipes
 
-from scripts.make_golden_plans import golden_file, golden_plan, shipped_recipes
 from unirl.cli.compose import compose_and_check
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError

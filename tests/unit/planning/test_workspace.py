@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import rollout_request, run_config, sample, scored, tiny_model
+from fixtures_sd3 import build_tiny_sd3
 from torch import nn
 
-from tests.builders import rollout_request, run_config, sample, scored, tiny_model
-from tests.fixtures_sd3 import build_tiny_sd3
 from unirl.algorithms.flow_grpo import FlowGRPO
 from unirl.cli.compose import compose
 from unirl.config.resources import resolve_path

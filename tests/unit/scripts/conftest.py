@@ -1,6 +1,0 @@
-"""The scripts import each other by the name they have beside `scripts/scaling_table.py`."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
