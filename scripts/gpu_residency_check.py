@@ -1,9 +1,10 @@
 """Checks on one GPU that parking does what it promises, in one table.
 
 Rates beside a copy from and to page-locked memory, bytes that parking gives back, that a frozen
-base never crosses to the host again, that nothing grows, and that training with parking between
-all steps has the losses of training without. Takes less than 4 minutes and 32 GiB of page-locked
-host memory. Exit code 0: all checks passed; 1: one failed; 2: there is no GPU.
+base never crosses to the host again, that nothing grows, that training with parking between all
+steps has the losses of training without; and a run beside its plan: moves, bytes and peaks. Takes
+less than 4 minutes and 32 GiB of page-locked host memory. Exit code 0: all checks passed; 1: one
+failed; 2: there is no GPU.
 
     python scripts/gpu_residency_check.py
     python scripts/gpu_residency_check.py --gib 2   # on a small GPU
@@ -12,24 +13,42 @@ host memory. Exit code 0: all checks passed; 1: one failed; 2: there is no GPU.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from unirl.cli.compose import compose_and_check
 from unirl.core.components import FROZEN, Movable, TensorComponent
 from unirl.memory.hostmem import GIB, HostArena, host_limit
 from unirl.memory.movers import RoleWeights
+from unirl.planning.compare import comparison, measured_peaks
+from unirl.planning.hardware import make_target
+from unirl.planning.plan import make_plan
+from unirl.planning.scorers import scorer_components
 from unirl.train.optimizer import moment_tensors
 
 MIB = 2**20
 LEAST_SHARE_OF_LIMIT = 0.9
 NUM_CYCLES = 20
+PEAK_TOLERANCE = 0.1
+GATE = "diffusion/tiny/tiny_residency_gate"
+LARGE = (
+    "~eval_rewards",
+    "reward=jpeg",
+    "num_rollouts=3",
+    "batch_size=64",
+    "sampling.samples_per_prompt=16",
+    "stack.micro_batch_size=1024",
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,7 @@ def main() -> int:
     for group in (rates, freed_bytes, frozen_traffic, growth):
         checks += group(base)
     checks += losses()
+    checks += plan_against_run()
     for check in checks:
         verdict = "ok" if check.passed else "FAILED"
         print(f"{check.name:44}{check.measured:>20}  {check.wanted:30}{verdict}")
@@ -206,6 +226,35 @@ def losses() -> Iterator[Check]:
     yield Check(
         "that training learns", f"{resident[0]:.3f} -> {resident[-1]:.3f}", "the loss falls", falls
     )
+
+
+def plan_against_run() -> Iterator[Check]:
+    """The gate with batches that fill hundreds of MiB, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [f"output_dir={folder}", "run_name=run", "device=cuda", *LARGE]
+        command = [sys.executable, "-m", "unirl.train_diffusion", GATE, *words]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        yield Check(
+            "a run with all roles parked", f"exit {ran.returncode}", "exit 0", not ran.returncode
+        )
+        if ran.returncode:
+            print(ran.stderr[-2000:])
+            return
+        config, _ = compose_and_check(GATE, words)
+        plan = make_plan(
+            config, make_target(config), scorer_components(config), config.num_rollouts
+        )
+        directory = Path(folder) / "run"
+        lines, is_equal = comparison(plan, directory)
+        yield Check(
+            "its moves and their bytes", "equal" if is_equal else "differ", "equal", is_equal
+        )
+        print("\n".join(lines))
+        measured = measured_peaks(directory)
+        for peak in plan.peaks:
+            ratio = measured.get(peak.kind.value, 0) / peak.total_bytes
+            name = f"{peak.kind.value}: measured / planned peak"
+            yield Check(name, f"{ratio:.3f}", "0.9 to 1.1", abs(ratio - 1) <= PEAK_TOLERANCE)
 
 
 class LoraLinear(nn.Module):

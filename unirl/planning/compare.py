@@ -64,7 +64,7 @@ def _peaks(plan: Plan, run: Sequence[Line], directory: Path) -> list[str]:
     planned = max((line.get("device_bytes", 0) for line in plan.notes.lines), default=0)
     held = max((line.get("device_bytes", 0) for line in run), default=0)
     lines = [f"  most held by components: planned {size_text(planned)}, run {size_text(held)}"]
-    measured = _measured_peaks(directory)
+    measured = measured_peaks(directory)
     for peak in plan.peaks:
         if peak.kind.value in measured:
             real = measured[peak.kind.value]
@@ -75,7 +75,7 @@ def _peaks(plan: Plan, run: Sequence[Line], directory: Path) -> list[str]:
     return lines
 
 
-def _measured_peaks(directory: Path) -> dict[str, int]:
+def measured_peaks(directory: Path) -> dict[str, int]:
     """By phase, from the `memory/<phase>_peak_bytes` of metrics.jsonl; empty on a CPU."""
     peaks: dict[str, int] = {}
     for row in _json_lines(directory / "metrics.jsonl"):
