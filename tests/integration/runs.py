@@ -127,6 +127,14 @@ def start(directory: Path, *overrides: str, recipe: str = "quickstart") -> subpr
     )
 
 
+def compare_with_plan(run: Run) -> tuple[int, str]:
+    """`unirl plan --compare` on what a run left: exit code and text."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        code = main(["plan", "--compare", str(run.directory)])
+    return code, output.getvalue()
+
+
 def _place(directory: Path) -> list[str]:
     return [f"output_dir={directory.parent}", f"run_name={directory.name}"]
 

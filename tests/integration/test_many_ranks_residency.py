@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rank_pool import RankPool
 from rank_runs import ROUNDING, SMOOTH, drift, sampling_numbers, train_on
-from runs import GATE, REPLICA, Run, assert_same_state, read_json_lines
+from runs import GATE, REPLICA, Run, assert_same_state, compare_with_plan, read_json_lines
 
 EVALUATE_AND_SAVE = (
     "batch_size=8",
@@ -100,3 +100,25 @@ def test_parking_all_roles_is_bit_identical_to_keeping_all_on_two_ranks(
     assert len(parked.moves()) > len(resident.moves())
     assert_same_state(resident, parked, step=2)
     assert resident.numbers() == parked.numbers()
+
+
+@pytest.mark.parametrize("mesh", ["full", "no_shard"])
+def test_ranks_that_search_their_moves_agree_and_do_what_the_plan_says(
+    pool: RankPool, tmp_path: Path, mesh: str
+) -> None:
+    """In shards, a rank holds half of the trained network and the whole of the engine's."""
+    policy, searched = (
+        train_on(pool, 2, tmp_path / name, *BUSY, *words, f"backend.mesh={mesh}", recipe=REPLICA)
+        for name, words in {"policy": (), "searched": SEARCHED}.items()
+    )
+    assert_same_state(policy, searched, step=2)
+    assert policy.numbers() == searched.numbers()
+    code, told = compare_with_plan(searched)
+    assert code == 0, told
+
+
+SEARCHED = (
+    "residency=auto",
+    "device_budget_gib=0.028",
+    *(f"{role}_resident=null" for role in ("train", "rollout", "reward")),
+)

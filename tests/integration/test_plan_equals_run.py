@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from pathlib import Path
 
 import pytest
-from runs import GATE, REPLICA, Run, command, read_json_lines, train
-
-from unirl.cli.main import main
+from runs import GATE, REPLICA, command, compare_with_plan, read_json_lines, train
 
 FAST = ("sampling.num_inference_steps=4", "model.precision=fp32", "~eval_rewards")
 ALL_PARKED = ("train_resident=false", "rollout_resident=false", "reward_resident=false")
 FREE = ("train_resident=null", "rollout_resident=null", "reward_resident=null")
 BUSY = ("num_rollouts=4", "eval_interval=2", "save_interval=2", "eval_chunk_prompts=2")
-
-
-def compare(run: Run) -> tuple[int, str]:
-    """`unirl plan --compare` on what the run left."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        code = main(["plan", "--compare", str(run.directory)])
-    return code, output.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +28,7 @@ def compare(run: Run) -> tuple[int, str]:
 def test_the_gate_does_what_its_plan_says(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     run = command("train", tmp_path / "gate", GATE, *FAST, "eval_num_prompts=20", *overrides)
     assert run.exit_code == 0, run.errors
-    code, text = compare(run)
+    code, text = compare_with_plan(run)
     assert code == 0, text
     assert "the same moves, in the same order, of the same bytes" in text
 
@@ -59,7 +47,7 @@ def test_the_gate_does_what_its_plan_says(tmp_path: Path, overrides: tuple[str, 
 def test_a_busy_run_does_what_its_plan_says(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     run = train(tmp_path / "run", *BUSY, *overrides, recipe=REPLICA)
     assert run.exit_code == 0, run.errors
-    code, text = compare(run)
+    code, text = compare_with_plan(run)
     assert code == 0, text
 
 
@@ -69,7 +57,7 @@ def test_a_run_that_did_something_else_is_told_where(tmp_path: Path) -> None:
     lines = read_json_lines(file)
     lines[3]["moved_bytes"] += 1
     file.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
-    code, text = compare(run)
+    code, text = compare_with_plan(run)
     assert code == 2
     assert "move 4, train offload (train.buffers): planned -> run: moved_bytes" in text
     assert f"move {len(lines)}, not made: train onload (train.buffers)" in text

@@ -23,7 +23,6 @@ from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.models.base import DiffusionModel
 from unirl.models.trainable import load_settings, make_trainable
-from unirl.planning.published import PublishedModel, pipeline_name, published_family
 
 RELEASES = Path(unirl.models.__file__).parent / "releases"
 TRAINABLE = {"StableDiffusion3Pipeline": "sd3"}
@@ -81,13 +80,16 @@ def _shapes(config: RunConfig) -> _Shapes:
             "model's sizes are not known. Set model.path to the model, or model.release to one of: "
             f"{', '.join(releases())}."
         )
+    from unirl.planning import published  # imports all of diffusers
+
     folder, source = _release_folder(release), f"published configs of {release}"
-    name = pipeline_name(folder)
+    name = published.pipeline_name(folder)
     if name in TRAINABLE:
         own = config.model.family
         return _trainable(own if is_own(own) else TRAINABLE[name], folder, source)
-    family = published_family(folder)
-    return _Shapes(folder, source, PublishedModel, family.lora_targets, family.block_classes)
+    family = published.published_family(folder)
+    model_class = published.PublishedModel
+    return _Shapes(folder, source, model_class, family.lora_targets, family.block_classes)
 
 
 def _trainable(name: str, folder: Path, source: str) -> _Shapes:

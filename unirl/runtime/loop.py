@@ -96,10 +96,12 @@ def problem_to_search(
     """
     if config.residency != "auto":
         return None
-    from unirl.planning.plan import search_problem  # imports all of diffusers
+    from unirl.planning.apart import search_problem_apart
+    from unirl.planning.plan import search_problem
 
+    search = search_problem_apart if ranks.world_size > 1 else search_problem
     budget = min(ranks.gather(_budget_bytes(config)))
-    return ranks.on_main(lambda: search_problem(config, reward.components, budget))
+    return ranks.on_main(lambda: search(config, reward.components, budget))
 
 
 def keep_rule(
