@@ -30,6 +30,7 @@ class RecordingPart:
         self.size = size
         self.parking = parking
         self.written_by = written_by
+        self.on_demand = False
         self.host_key = host_key or name
         self.is_resident = is_resident
         self.writes: int | None = 0

@@ -74,9 +74,12 @@ class Run:
 
     def moves(self) -> list[str]:
         """`train onload`, ... from transitions.jsonl."""
-        lines = read_json_lines(self.directory / "transitions.jsonl")
-        moves = {line["transition"]: f"{line['role']} {line['move']}" for line in lines}
+        moves = {line["transition"]: f"{line['role']} {line['move']}" for line in self.lines()}
         return list(moves.values())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Of transitions.jsonl."""
+        return read_json_lines(self.directory / "transitions.jsonl")
 
     def logged_moves(self) -> list[str]:
         """The same from the lines of run.log."""

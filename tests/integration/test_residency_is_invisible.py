@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runs import REPLICA, assert_same_state, train
+from runs import REPLICA, assert_same_state, compare_with_plan, train
 
 BUSY = ("num_rollouts=3", "eval_interval=1", "eval_chunk_prompts=2", "save_interval=3")
 
@@ -47,6 +47,30 @@ def test_where_weights_lie_changes_nothing_else(tmp_path: Path, where: tuple[str
     assert other.exit_code == 0, other.errors
     assert_same_state(resident, other, step=3)
     assert resident.numbers() == other.numbers()
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", REPLICA])
+@pytest.mark.parametrize("weights", ["stack.lora={rank:4,alpha:8}", "stack.lora=null"])
+def test_moments_that_come_only_for_the_step_change_nothing_else(
+    tmp_path: Path, recipe: str, weights: str
+) -> None:
+    groups = ("sampling.samples_per_prompt=4", "stack.optimizer.learning_rate=1e-4")
+    words = (weights, "stack.num_updates_per_batch=2", *groups, *BUSY)
+    there = train(tmp_path / "there", *words, recipe=recipe)
+    lent = train(tmp_path / "lent", "optimizer_resident=false", *words, recipe=recipe)
+    assert lent.exit_code == 0, lent.errors
+    assert_same_state(there, lent, step=3)
+    assert there.numbers() == lent.numbers()
+    assert [move for move in lent.moves() if "train" not in move] == [
+        move for move in there.moves() if "train" not in move
+    ]
+    loans = [line for line in lent.lines() if line["cause"] == "optimizer step"]
+    assert {line["component"] for line in loans} == {"train.moments"}
+    # Out after each of six steps, in before each but the first, which makes them.
+    assert [line["move"] for line in loans] == ["offload", *["onload", "offload"] * 5]
+    assert all(line["moved_bytes"] > 0 for line in loans)
+    code, told = compare_with_plan(lent)
+    assert code == 0, told
 
 
 def test_parking_is_bit_identical_with_full_weights(tmp_path: Path) -> None:

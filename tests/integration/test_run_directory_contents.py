@@ -34,7 +34,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_run_succeeds_and_leaves_every_file(run: Run) -> None:
     assert run.exit_code == 0, run.errors
     names = {path.name for path in run.directory.iterdir() if not path.name.startswith(".")}
-    files = {"config.yaml", "metrics.jsonl", "transitions.jsonl", "curves.png", "run.log"}
+    files = {
+        "config.yaml",
+        "metrics.jsonl",
+        "transitions.jsonl",
+        "trace.json",
+        "curves.png",
+        "run.log",
+    }
     assert names == files | {"images", "checkpoints"}
 
 

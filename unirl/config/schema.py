@@ -334,6 +334,10 @@ class RunConfig(Block):
     """Keep the reward networks on the device while they are idle. Null: true; with residency=auto
     the search decides."""
 
+    optimizer_resident: bool = True
+    """Keep the optimizer's moments on the device while the train stack is there. false: they come
+    for each optimizer step and leave after it, so that forward and backward have their memory;
+    worth it when all weights are trained."""
     residency: Literal["policy", "auto"] = "policy"
     """policy: the three keys above decide; auto: the cheapest moves that fit device_budget_gib are
     searched, component by component, and those of the three keys that are set are kept to."""

@@ -69,6 +69,9 @@ class TensorComponent:
     written_by: str = "nobody"
     """For tables: `nobody`, `optimizer step`, `push`, `forward`."""
     parking: Parking = Parking.COPY
+    on_demand: bool = False
+    """On the device only while somebody borrows it (`ResidencyPlanner.borrowed`), not through the
+    whole phase of its role."""
     host_key: str = ""
     """Components with one key hold the same values in the same order and share one host copy;
     the name where it is empty."""
@@ -122,6 +125,11 @@ class Movable(Protocol):
     @property
     def host_key(self) -> str:
         """The host copy it is parked in; several components may share one."""
+        ...
+
+    @property
+    def on_demand(self) -> bool:
+        """Its role works without it; it comes when it is borrowed."""
         ...
 
     @property

@@ -73,11 +73,11 @@ class RoleWeights:
 
     @property
     def is_resident(self) -> bool:
-        return all(part.is_resident for part in self.parts)
+        return all(part.is_resident or part.on_demand for part in self.parts)
 
     def require_resident(self, who: str, action: str) -> None:
         """ResidencyError unless everything is on the device."""
-        away = [part.name for part in self.parts if not part.is_resident]
+        away = [part.name for part in self.parts if not (part.is_resident or part.on_demand)]
         if away:
             raise ResidencyError(
                 f"{who} was asked to {action} while parked ({', '.join(away)} are on the host)"
@@ -140,6 +140,7 @@ class TensorPart:
         self.name = name
         self.parking = component.parking
         self.written_by = component.written_by
+        self.on_demand = component.on_demand
         self.host_key = host_copy.host_key
         self._component = component
         self._host_copy = host_copy
@@ -333,6 +334,7 @@ class RebuiltPart:
     """Something of one role that frees itself and is built again."""
 
     parking = Parking.REBUILD
+    on_demand = False
 
     def __init__(
         self, name: str, component: RebuiltComponent, before_parking: Callable[[], None]

@@ -151,15 +151,18 @@ def workspace_by_kind(
     What is recorded of a window's rollouts stays on the device until the step that uses it.
     `gathered_bytes`: most that is gathered at a time of weights in shards.
     """
+    on_demand = not config.optimizer_resident
     kept = workspace.rollout_kept * config.accumulate_rollouts
     sampling = max(workspace.encode, workspace.rollout, workspace.decode)
     if engine_capabilities(config).shares_train_weights:
         sampling += gathered_bytes
-    step = workspace.grads + max(workspace.train + gathered_bytes, workspace.optimizer_step)
+    backward = workspace.grads + workspace.train + gathered_bytes
+    step = workspace.grads + workspace.optimizer_step
     return {
         PhaseKind.ROLLOUT: sampling + kept,
         PhaseKind.REWARD: kept,
-        PhaseKind.TRAIN: step + workspace.rows + kept,
+        PhaseKind.TRAIN: max(backward, 0 if on_demand else step) + workspace.rows + kept,
+        PhaseKind.STEP: step + workspace.rows + kept,
         PhaseKind.EVALUATE_ROLLOUT: sampling + workspace.rollout_kept,
         PhaseKind.EVALUATE_REWARD: workspace.rollout_kept,
         PhaseKind.SAVE: 0,
@@ -192,15 +195,24 @@ def residency_problem(
     for role, names in notes.roles.items():
         for name in names:
             users.setdefault(name, set()).add(role)
-    parts = [_part(notes.parts[name], frozenset(roles)) for name, roles in users.items()]
-    resting = sum(
-        part.num_bytes()
-        for name, part in notes.parts.items()
-        if name not in users or part.parking is Parking.KEEP
-    )
+    parts = [
+        _part(notes.parts[name], frozenset(roles))
+        for name, roles in users.items()
+        if notes.parts[name].parking is not Parking.KEEP and not notes.parts[name].on_demand
+    ]
+    searched = {part.name for part in parts}
+    others = [part for name, part in notes.parts.items() if name not in searched]
+    resting = sum(part.num_bytes() for part in others if not part.on_demand)
+    on_loan = sum(part.num_bytes() for part in others if part.on_demand)
+    step = workspace[PhaseKind.STEP] + on_loan
+    needed = {
+        **workspace,
+        PhaseKind.TRAIN: max(workspace[PhaseKind.TRAIN], step if on_loan else 0),
+        PhaseKind.SAVE: workspace[PhaseKind.SAVE] + on_loan,
+    }
     return ResidencyProblem(
-        parts=tuple(part for part in parts if notes.parts[part.name].parking is not Parking.KEEP),
-        workspace={kind: workspace[kind] + resting for kind in phase_kinds(config)},
+        parts=tuple(parts),
+        workspace={kind: needed[kind] + resting for kind in phase_kinds(config)},
         budget_bytes=2**62 if budget_bytes is None else budget_bytes,
         explicit=_asked(config),
     )

@@ -20,6 +20,7 @@ from unirl.core.components import (
     Moved,
     Parking,
     RebuiltComponent,
+    TensorComponent,
     Version,
     Void,
 )
@@ -39,6 +40,7 @@ from unirl.rollout.replica import replica_components
 from unirl.train.backend import TrainBackend
 from unirl.train.components import train_components
 from unirl.trainer.checkpoints import save_is_due
+from unirl.trainer.roles import AroundStep
 from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload
 
 Watch = Callable[[str], None]
@@ -65,6 +67,10 @@ class RecordingPart:
         if isinstance(self._component, RebuiltComponent):
             return Parking.REBUILD
         return self._component.parking
+
+    @property
+    def on_demand(self) -> bool:
+        return isinstance(self._component, TensorComponent) and self._component.on_demand
 
     @property
     def written_by(self) -> str:
@@ -134,11 +140,17 @@ class RecordingStack:
         self._steps_per_update = config.stack.num_updates_per_batch
         self._watch = watch
         self._moments: list[Tensor] = []
+        self._on_demand = not config.optimizer_resident
         self._num_steps = 0
         parameters = dict(model.network.named_parameters())
         self._trained = [p for p in parameters.values() if p.requires_grad]
         components = train_components(
-            model, backend, parameters, lambda: self._moments, lambda: self._num_steps
+            model,
+            backend,
+            parameters,
+            lambda: self._moments,
+            lambda: self._num_steps,
+            moments_on_demand=self._on_demand,
         )
         self.parts: Sequence[Movable] = [RecordingPart(component) for component in components]
 
@@ -149,13 +161,21 @@ class RecordingStack:
     def read_weights(self, *, adapter: bool, with_probe: bool) -> WeightPayload:
         return WeightPayload(self._num_steps, {}, is_adapter=adapter, probe=None)
 
-    def update(self, scored: Sequence[ScoredRollout]) -> list[UpdateStats]:
+    def update(self, scored: Sequence[ScoredRollout], around_step: AroundStep) -> list[UpdateStats]:
+        if not self._on_demand:  # the fullest moment of the phase has them
+            self._make_moments()
+        self._watch("train")
+        for _ in range(self._steps_per_update):
+            self._num_steps += 1
+            with around_step():
+                self._make_moments()
+                if self._on_demand:
+                    self._watch("optimizer step")
+        return [UpdateStats({})]
+
+    def _make_moments(self) -> None:
         if not self._moments:
             self._moments = [torch.empty_like(p.data) for p in self._trained for _ in range(2)]
-        # Before the watch: the step's peak has the moments on the device.
-        self._watch("train")
-        self._num_steps += self._steps_per_update
-        return [UpdateStats({})]
 
 
 class RecordingEngine(SyncedEngine):

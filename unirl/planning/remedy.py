@@ -81,6 +81,8 @@ def _free_changes(config: RunConfig) -> Iterator[Change]:
         yield Change("rollout.share_base", True, {Role.TRAIN, Role.ROLLOUT})
     if not config.backend.activation_checkpointing:
         yield Change("backend.activation_checkpointing", True, {Role.TRAIN})
+    if config.optimizer_resident:
+        yield Change("optimizer_resident", False, {Role.TRAIN})
 
 
 def _batch_changes(config: RunConfig) -> Iterator[Change]:

@@ -99,6 +99,8 @@ class Directory:
         phrases = []
         for part in parts:
             state = self._states[part.name]
+            if part.on_demand:
+                continue
             if state is not State.RESIDENT:
                 phrases.append(f"{part.name} is {state.value} (host copy {self._host_text(part)})")
             elif part.version() is VOID and part.written_by not in (besides, "nobody"):

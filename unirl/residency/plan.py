@@ -12,6 +12,8 @@ from typing import Any
 from unirl.residency.directory import State
 from unirl.residency.timeline import PhaseKind
 
+LOANS = ("optimizer step", "save")
+"""Causes of moves that bring single components for a moment."""
 Line = Mapping[str, Any]
 """A line of transitions.jsonl."""
 
@@ -93,7 +95,7 @@ def steady_window(notes: Sequence[PhaseNote], lines: Sequence[Line]) -> list[Lin
     """The moves of the last window that follows an optimizer step directly, without evaluation or
     save in between; of the last window where there is none such."""
     ends = [index for index, note in enumerate(notes) if note.kind is PhaseKind.TRAIN]
-    plain = {PhaseKind.ROLLOUT, PhaseKind.REWARD, PhaseKind.TRAIN}
+    plain = {PhaseKind.ROLLOUT, PhaseKind.REWARD, PhaseKind.TRAIN, PhaseKind.STEP}
     windows = [
         (first, last)
         for first, last in zip([-1, *ends], ends, strict=False)
@@ -116,4 +118,5 @@ def transitions(lines: Iterable[Line]) -> list[list[Line]]:
 
 def transition_text(lines: Sequence[Line]) -> str:
     """`train offload`, as the log has it."""
-    return f"{lines[0]['role']} {lines[0]['move']}"
+    text = f"{lines[0]['role']} {lines[0]['move']}"
+    return f"{text} ({lines[0]['cause']})" if lines[0]["cause"] in LOANS else text

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from unirl.core.components import Movable, Parking
@@ -73,8 +74,8 @@ class ResidencyPlanner:
         self._on_device = {role: INITIALLY_ON_DEVICE[role] for role in self._components}
         self._seq = 0
         self._parts = {p.name: p for parts in self._components.values() for p in parts}
-        self._directory = Directory(self._parts.values())
         self._accounted = {p.name: p for p in [*self._parts.values(), *bystanders]}.values()
+        self._directory = Directory(self._accounted)
         self.ledger = Ledger(budget_bytes)
         self.ledger.read(self._accounted)
         self._transaction = Transaction(self._directory, self.ledger)
@@ -134,6 +135,15 @@ class ResidencyPlanner:
         """Move one role and nothing else; a pinned role is not taken off the device."""
         self._apply([_Move(role, on_device)], f"set {role.value}", None)
 
+    @contextmanager
+    def borrowed(self, cause: str) -> Iterator[None]:
+        """Have the components on the device that are there only on demand, and park them after."""
+        self._lend([p for p in self._on_demand() if not p.is_resident], cause, to_device=True)
+        try:
+            yield
+        finally:
+            self._lend([p for p in self._on_demand() if p.is_resident], cause, to_device=False)
+
     # --- how requests become moves --------------------------------------------------------------
 
     def _idle(self, active: Role, preserve: Collection[Role]) -> list[_Move]:
@@ -187,8 +197,25 @@ class ResidencyPlanner:
         self._wait_for_ranks()
         return transition
 
+    def _on_demand(self) -> list[Movable]:
+        return [part for part in self._accounted if part.on_demand]
+
+    def _lend(self, parts: Sequence[Movable], cause: str, *, to_device: bool) -> None:
+        if not parts:
+            return
+        self._transaction.require_sound()
+        self.ledger.read(self._accounted)
+        started = time.perf_counter()
+        moves = self._transaction.run(parts, to_device=to_device)
+        seconds = time.perf_counter() - started
+        self._seq += 1
+        loan = Transition(self._seq, Role.TRAIN, to_device, cause, moves, seconds, is_loan=True)
+        self._record(loan)
+        self._announce([loan])
+        self._wait_for_ranks()
+
     def _to_bring(self, role: Role) -> list[Movable]:
-        return [part for part in self._components[role] if not part.is_resident]
+        return [p for p in self._components[role] if not (p.is_resident or p.on_demand)]
 
     def _to_park(self, role: Role, active: Role | None) -> list[Movable]:
         """The role's components that nothing holds here: no other role that works, no rule."""
@@ -200,9 +227,10 @@ class ResidencyPlanner:
             if part.is_resident
             and part.parking is not Parking.KEEP
             and part.name not in needed
-            and not self._rule.keeps(role, part.name)
+            and (part.on_demand or not self._rule.keeps(role, part.name))
         ]
 
     def _stays_whole(self, role: Role) -> bool:
-        parts = [part for part in self._components[role] if part.parking is not Parking.KEEP]
+        free = [p for p in self._components[role] if not p.on_demand]
+        parts = [part for part in free if part.parking is not Parking.KEEP]
         return bool(parts) and all(self._rule.keeps(role, part.name) for part in parts)

@@ -18,6 +18,7 @@ REMEDIES = {
     PhaseKind.ROLLOUT: "a smaller rollout.forward_batch_size",
     PhaseKind.REWARD: "fewer reward.scorers",
     PhaseKind.TRAIN: "a smaller stack.micro_batch_size, backend.activation_checkpointing=true",
+    PhaseKind.STEP: "more devices (num_devices)",
     PhaseKind.EVALUATE_ROLLOUT: "a smaller eval_chunk_prompts",
     PhaseKind.EVALUATE_REWARD: "a smaller eval_chunk_prompts",
     PhaseKind.SAVE: "save_reads=host",

@@ -21,6 +21,8 @@ class PhaseKind(Enum):
     ROLLOUT = "rollout"
     REWARD = "reward"
     TRAIN = "train"
+    STEP = "optimizer step"
+    """Within `train`, where the optimizer's moments come only for it; never on the timeline."""
     EVALUATE_ROLLOUT = "evaluation rollout"
     EVALUATE_REWARD = "evaluation reward"
     SAVE = "save"
@@ -33,7 +35,7 @@ class PhaseKind(Enum):
                 return Role.ROLLOUT
             case PhaseKind.REWARD | PhaseKind.EVALUATE_REWARD:
                 return Role.REWARD
-            case PhaseKind.TRAIN | PhaseKind.SAVE:
+            case PhaseKind.TRAIN | PhaseKind.STEP | PhaseKind.SAVE:
                 return Role.TRAIN
 
 

@@ -88,7 +88,8 @@ class TransitionLog:
             self._file.flush()
         self._trace.moves(lines)
         move = "onload" if transition.to_device else "offload"
-        self._counts[f"{transition.role.value}_{move}s"] += 1
+        if not transition.is_loan:
+            self._counts[f"{transition.role.value}_{move}s"] += 1
         self._counts[f"{move}_bytes"] += transition.moved.num_bytes
         self._counts["dropped_bytes"] += transition.moved.dropped_bytes
         self._seconds[move] += transition.seconds

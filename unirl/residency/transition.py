@@ -43,10 +43,14 @@ class Transition:
     moves: tuple[ComponentMove, ...]
     """In order; none where the role has nothing of its own, or all of it stays."""
     seconds: float
+    is_loan: bool = False
+    """Only components that are borrowed for a moment; the role as a whole stays where it is."""
 
     @property
     def text(self) -> str:
-        return f"{self.role.value} {'onload' if self.to_device else 'offload'}"
+        move = f"{self.role.value} {'onload' if self.to_device else 'offload'}"
+        names = ", ".join(move.component for move in self.moves)
+        return f"{move} of {names}" if self.is_loan else move
 
     @property
     def moved(self) -> Moved:

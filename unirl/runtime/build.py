@@ -165,6 +165,7 @@ def build_stack(
         device=device,
         ranks=ranks,
         host=host,
+        moments_on_demand=not config.optimizer_resident,
     )
 
 

@@ -19,11 +19,14 @@ def train_components(
     parameters: Mapping[str, nn.Parameter],
     moments: Callable[[], Iterable[Tensor]],
     num_writes: Callable[[], int],
+    *,
+    moments_on_demand: bool,
 ) -> list[Component]:
     """Frozen base, trained weights, optimizer moments, buffers, and text encoders if there are any.
 
     parameters: all of the network's, by name; moments: those there are now; num_writes: raised
-    whenever trained weights or moments are written. Gradients are freed with the step.
+    whenever trained weights or moments are written; moments_on_demand: they are there only while
+    the optimizer steps. Gradients are freed with the step.
     """
     network, local = model.network, backend.local
     frozen = [p for p in parameters.values() if not p.requires_grad]
@@ -41,7 +44,11 @@ def train_components(
             written_by="optimizer step",
         ),
         TensorComponent(
-            "train.moments", lambda: map(local, moments()), num_writes, written_by="optimizer step"
+            "train.moments",
+            lambda: map(local, moments()),
+            num_writes,
+            written_by="optimizer step",
+            on_demand=moments_on_demand,
         ),
         TensorComponent(
             "train.buffers", lambda: list(network.buffers()), lambda: None, written_by="forward"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +75,15 @@ class TrainStack:
         device: torch.device,
         ranks: Ranks,
         host: HostArena,
+        *,
+        moments_on_demand: bool = False,
     ) -> None:
         """`model` is on `device` with its adapter attached or its network requiring grad, laid out
-        over the ranks as `backend` has it; `host` is where parked weights go."""
+        over the ranks as `backend` has it.
+
+        `host` is where parked weights go. `moments_on_demand`: Adam's moments are on the device
+        only within the `around_step` of an update.
+        """
         self.model = model
         self._backend = backend
         self._ranks = ranks
@@ -101,6 +107,7 @@ class TrainStack:
             self._parameters,
             moments=lambda: moment_tensors(self._optimizer),
             num_writes=lambda: self._num_writes,
+            moments_on_demand=moments_on_demand,
         )
         self._weights = RoleWeights(components, host, before_parking=backend.settle)
 
@@ -130,8 +137,14 @@ class TrainStack:
 
     # --- update ---------------------------------------------------------------------------------
 
-    def update(self, scored: Sequence[ScoredRollout]) -> list[UpdateStats]:
+    def update(
+        self,
+        scored: Sequence[ScoredRollout],
+        around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> list[UpdateStats]:
         """Train on one window of rollouts: num_updates_per_batch optimizer steps.
+
+        `around_step` is entered around each of them: it has the optimizer's moments on the device.
 
         The samples are split into that many parts. The anchor of all parts is fixed before the
         first step, in the very slices the steps will use. Collective: all ranks get the same.
@@ -145,7 +158,7 @@ class TrainStack:
         rows, anchor_metrics = self._algorithm.anchor(
             self.model, rows, [index for part in parts for index in part.slices]
         )
-        stats = [self._step(rows, part) for part in parts]
+        stats = [self._step(rows, part, around_step) for part in parts]
         pooled = pool_metrics(self._ranks.gather(anchor_metrics))
         first = UpdateStats({**stats[0].metrics, **pooled}, stats[0].skipped)
         return [first, *stats[1:]]
@@ -190,7 +203,9 @@ class TrainStack:
         groups = torch.randperm(num_groups, generator=generator)
         return (turns * num_groups + groups[:, None]).flatten()
 
-    def _step(self, rows: Rows, part: _Part) -> UpdateStats:
+    def _step(
+        self, rows: Rows, part: _Part, around_step: Callable[[], AbstractContextManager[None]]
+    ) -> UpdateStats:
         """One optimizer step on the mean loss over the rows of all slices of all ranks."""
         details = self._backward(rows, part)
         trained = list(self._trained.values())
@@ -205,7 +220,8 @@ class TrainStack:
             # weights may pass for current then.
             self._num_steps += 1
             self._num_writes += 1
-            self._optimizer.step()
+            with around_step():
+                self._optimizer.step()
         elif self._ranks.is_main:
             logger.warning("optimizer step skipped: %s", skipped)
         # Gradients are dropped here, not before the next backward, so parking never carries them.

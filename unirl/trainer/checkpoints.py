@@ -26,6 +26,7 @@ NEUTRAL_KEYS = (
     "train_resident",
     "rollout_resident",
     "reward_resident",
+    "optimizer_resident",
     "residency",
     "device_budget_gib",
     "host_budget_gib",

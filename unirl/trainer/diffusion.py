@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from unirl.algorithms.advantage import reward_advantages
@@ -103,7 +104,7 @@ class DiffusionTrainer:
             scored = [self._collect(rollout_id) for rollout_id in window]
             with clock.phase("train"):
                 self._phases.residency.enter(Role.TRAIN)
-                updates = self._stack.update(scored)
+                updates = self._stack.update(scored, self._optimizer_there)
         metrics = rollout_metrics(scored) | train_metrics(updates) | self._take_costs()
         metrics["train/optimizer_step"] = float(self._stack.weight_version)
         metrics["perf/samples_per_second"] = (
@@ -153,9 +154,15 @@ class DiffusionTrainer:
     def _save(self, rollouts_done: int) -> None:
         self._transitions.at(rollouts_done, "save")
         with self._phases.clock.phase("save"):
-            if self._checkpoints.read_the_device:
-                self._phases.residency.enter(Role.TRAIN)
-            self._checkpoints.save(rollouts_done)
+            if not self._checkpoints.read_the_device:
+                self._checkpoints.save(rollouts_done)
+                return
+            self._phases.residency.enter(Role.TRAIN)
+            with self._phases.residency.borrowed("save"):
+                self._checkpoints.save(rollouts_done)
+
+    def _optimizer_there(self) -> AbstractContextManager[None]:
+        return self._phases.residency.borrowed("optimizer step")
 
     def _take_costs(self) -> dict[str, float]:
         """Seconds and moves since the last row; evaluation and save count to the next one."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from unirl.core.types import (
 )
 from unirl.residency.transition import Transition
 
+AroundStep = Callable[[], AbstractContextManager[None]]
+"""Entered around each optimizer step."""
+
 
 class TrainRole(Protocol):
     """`train.stack.TrainStack`."""
@@ -25,7 +29,9 @@ class TrainRole(Protocol):
     @property
     def weight_version(self) -> int: ...
 
-    def update(self, scored: Sequence[ScoredRollout]) -> list[UpdateStats]: ...
+    def update(
+        self, scored: Sequence[ScoredRollout], around_step: AroundStep
+    ) -> list[UpdateStats]: ...
 
 
 class RolloutRole(Protocol):

@@ -164,6 +164,22 @@ def test_auto_that_cannot_fit_is_refused_with_the_phase_and_the_largest() -> Non
         plan_of("residency=auto", *FREE, budget_mib=40)
 
 
+def test_moments_on_demand_leave_their_memory_to_the_backward() -> None:
+    full = ("stack.lora=null", "train_resident=true", "num_rollouts=6")
+    there, lent = plan_of(*full), plan_of(*full, "optimizer_resident=false")
+    moments = there.notes.parts["train.moments"].num_bytes()
+    assert moments > 10_000_000
+    with_moments = {peak.kind: peak.total_bytes for peak in there.peaks}
+    without = {peak.kind: peak.total_bytes for peak in lent.peaks}
+    assert without[PhaseKind.TRAIN] == with_moments[PhaseKind.TRAIN] - moments
+    assert "train.moments" in next(
+        peak.note.device_bytes for peak in lent.peaks if peak.kind is PhaseKind.STEP
+    )
+    extra = lent.window_traffic.moved_bytes - there.window_traffic.moved_bytes
+    assert extra == 2 * moments, "in and out for the one step of a window"
+    assert "train onload (optimizer step)" in named(lent)
+
+
 # --- what does not fit ----------------------------------------------------------------------------
 
 
@@ -183,7 +199,16 @@ def replanned(plan: Plan, config: RunConfig) -> Plan:
             30,
             ["rollout.share_base=true", "backend.activation_checkpointing=true"],
         ),
-        ((), 18, ["backend.activation_checkpointing=true", "stack.micro_batch_size=4"]),
+        (
+            ("stack.lora=null", "train_resident=true", "backend.activation_checkpointing=true"),
+            40,
+            ["optimizer_resident=false"],
+        ),
+        (
+            (),
+            16,
+            ["backend.activation_checkpointing=true", "stack.micro_batch_size=4"],
+        ),
     ],
 )
 def test_the_smallest_change_is_found_and_makes_it_fit(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from unirl.residency.transition import Transition
 from unirl.rollout.engine import SyncedEngine
 from unirl.trainer.clock import NoMeter, PhaseClock
 from unirl.trainer.phases import Phases
+from unirl.trainer.roles import AroundStep
 from unirl.weight_sync.lora import LocalLoraSync
 from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload
 
@@ -103,6 +104,7 @@ class HeldPart:
         self.size = size
         self.parking = parking
         self.written_by = written_by
+        self.on_demand = False
         self.host_key = host_key or name
         self.is_resident = is_resident
         self.contents = contents if is_resident else LOST
@@ -334,7 +336,9 @@ class Slab:
         self.planner.enter(Role.TRAIN)
         self.update()
 
-    def update(self, scored: Sequence[ScoredRollout] = ()) -> list[UpdateStats]:
+    def update(
+        self, scored: Sequence[ScoredRollout] = (), around_step: AroundStep = nullcontext
+    ) -> list[UpdateStats]:
         """One optimizer step of the train stack, as `TrainRole` has it."""
         self.require_work(Role.TRAIN)
         _, adapter, moments, buffers, scratch, _ = self.parts[Role.TRAIN]

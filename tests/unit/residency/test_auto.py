@@ -482,7 +482,7 @@ def test_the_text_is_the_same_in_every_process():
     """Sets have another order in each."""
     shared = part("base", [TRAIN, ROLLOUT, REWARD], 3, written_in="GRTgrS")
     problem = ResidencyProblem((shared,), dict.fromkeys(PhaseKind, 0), 2**30, FREE)
-    assert rule_for(problem, "GRT")[0].text == "auto within 1.0 GiB (64001c69bbba)"
+    assert rule_for(problem, "GRT")[0].text == "auto within 1.0 GiB (dd18c9cb5aa3)"
 
 
 # --- why ------------------------------------------------------------------------------------------

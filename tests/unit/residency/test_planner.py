@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
-from recording_roles import RecordingRoles, make_planner, policy
+from recording_roles import RecordingPart, RecordingRoles, make_planner, policy
 
 from unirl.core.components import Moved
+from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import Role
 from unirl.residency.transition import Transition
 
@@ -226,3 +227,52 @@ def test_moves_done_before_a_failure_are_logged_and_recorded(caplog):
         planner.enter(ROLLOUT)
     assert [t.text for t in records] == ["reward offload"]
     assert caplog.messages == ["lifecycle residency: reward offload"]
+
+
+# --- loans ----------------------------------------------------------------------------------------
+
+
+def on_loan(records: list[Transition]) -> tuple[ResidencyPlanner, RecordingPart, RecordingPart]:
+    """A trainer whose moments come on demand."""
+    base = RecordingPart("train.base")
+    moments = RecordingPart("train.moments", written_by="optimizer step")
+    moments.on_demand = True
+    components = {TRAIN: [base, moments], ROLLOUT: [], REWARD: []}
+    planner = ResidencyPlanner(policy(*ALL), components, records.append, lambda: None)
+    return planner, base, moments
+
+
+def test_what_comes_on_demand_is_there_only_while_it_is_borrowed():
+    records: list[Transition] = []
+    planner, base, moments = on_loan(records)
+    for _ in range(2):
+        planner.enter(TRAIN)
+        planner.require_live(TRAIN)
+        with planner.borrowed("optimizer step"):
+            assert moments.is_resident
+            moments.writes = (moments.writes or 0) + 1
+        assert base.is_resident
+        assert not moments.is_resident
+        planner.enter(ROLLOUT)
+    assert [t.text for t in records if t.is_loan] == [
+        "train offload of train.moments",
+        "train onload of train.moments",
+        "train offload of train.moments",
+    ]
+    assert moments.moved == ["copy", "in", "copy"], "the step wrote them each time"
+
+
+def test_what_was_borrowed_is_parked_also_after_a_failure():
+    planner, _, moments = on_loan([])
+    with pytest.raises(OSError, match="full"), planner.borrowed("optimizer step"):
+        raise OSError("full")
+    assert not moments.is_resident
+
+
+def test_a_loan_of_nothing_moves_and_says_nothing(caplog):
+    records: list[Transition] = []
+    planner = make_planner(RecordingRoles(), ALL, records)
+    with caplog.at_level(logging.INFO), planner.borrowed("optimizer step"):
+        pass
+    assert records == []
+    assert caplog.messages == []

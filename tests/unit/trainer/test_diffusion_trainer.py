@@ -41,6 +41,7 @@ from unirl.trainer.diffusion import DiffusionTrainer, TrainResult
 from unirl.trainer.evaluation import Evaluator, Gallery
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
+from unirl.trainer.roles import AroundStep
 from unirl.weight_sync.base import SharedWeights
 from unirl.weight_sync.lora import LocalLoraSync
 
@@ -74,7 +75,7 @@ class RecordingStack:
     def weight_version(self) -> int:
         return self._recording.trainer.weight_version
 
-    def update(self, scored: Sequence[ScoredRollout]) -> list[UpdateStats]:
+    def update(self, scored: Sequence[ScoredRollout], around_step: AroundStep) -> list[UpdateStats]:
         self._recording.trainer.weight_version += 1  # first, as the train stack does it
         self._recording.events.add(f"step on {len(scored)}")
         return [UpdateStats({"loss": 0.0})]
