@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from unirl.cli.compose import compose_and_check
-from unirl.planning.blueprint import releases
+from unirl.config.resources import release_names
 from unirl.planning.hardware import make_target
 from unirl.planning.plan import horizon, make_plan
 from unirl.residency.problem import size_text
@@ -33,7 +33,7 @@ COLUMNS = (
     "fullest rollout",
     "fullest step",
     "moved per window",
-    "seconds",
+    "seconds to plan",
 )
 
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     overrides = [word for word in argv if "=" in word]
     names = [word for word in argv if "=" not in word]
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
-    for name in names or releases():
+    for name in names or release_names():
         print(row(name, overrides))
     return 0
 

@@ -6,6 +6,7 @@ Exit codes: 0 it fits (or no budget was given), 2 it does not, 3 the recipe cann
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -22,11 +23,8 @@ from unirl.config.validate import validate
 from unirl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from unirl.core.components import Component
-    from unirl.planning.blueprint import Blueprint
     from unirl.planning.hardware import Target
     from unirl.planning.plan import Plan
-    from unirl.planning.workspace import Workspace
 
 DOES_NOT_FIT = 2
 ELSEWHERE = ("model.path", "data", "device", "load_dir")
@@ -61,42 +59,55 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # processors are not needed here
     if args.compare is not None:
         return _compare(args)
-    from unirl.planning.remedy import RememberedWorkspace
-
+    # What is wrong is said before minutes may go by.
     config = _recipe(args, [])
-    target, estimate = _target(args, config), RememberedWorkspace()
-
-    def replan(config: RunConfig) -> Plan:
-        return _plan(config, target, args.rollouts, estimate)
-
+    changed = _recipe(args, args.what_if) if args.what_if else None
+    target = _target(args, config)
+    if args.rollouts is not None and args.rollouts < 1:
+        raise ConfigError(f"--rollouts {args.rollouts}: it must be at least 1.")
+    if args.trace is not None:
+        _require_writable(args.trace)
+    replan = _planner(args, target)
     plan = replan(config)
+    other = replan(changed) if changed is not None else None
     if args.trace is not None:
         _write_trace(args.trace, plan)
     if args.json:
-        from unirl.planning.report import as_json
-
-        print(json.dumps(as_json(plan, args.recipe), indent=1))
+        _print_json(args, plan, other)
     else:
-        _print(args, plan, replan)
+        _print(args, plan, other, replan)
     return 0 if plan.fits else DOES_NOT_FIT
 
 
-def _print(args: argparse.Namespace, plan: Plan, replan: Callable[[RunConfig], Plan]) -> None:
+def _print_json(args: argparse.Namespace, plan: Plan, other: Plan | None) -> None:
+    from unirl.planning.report import as_json
+
+    told = as_json(plan, args.recipe)
+    if other is not None:
+        told["what_if"] = {"changes": args.what_if, **as_json(other, args.recipe)}
+    print(json.dumps(told, indent=1))
+
+
+def _print(
+    args: argparse.Namespace,
+    plan: Plan,
+    other: Plan | None,
+    replan: Callable[[RunConfig], Plan],
+) -> None:
     from unirl.planning.remedy import smallest_change
     from unirl.planning.report import difference, text
 
-    print(text(plan, args.recipe))
+    print(text(plan, args.recipe), flush=True)
     if not plan.fits:
         changes = smallest_change(plan, replan)
         print(f"It fits with: {' '.join(map(str, changes))}" if changes else _HOPELESS)
-    if args.what_if:
-        other = replan(_recipe(args, args.what_if))
+    if other is not None:
         print(f"\nWith {' '.join(args.what_if)}\n" + "\n".join(difference(plan, other)))
 
 
 _HOPELESS = (
-    "No change of residency, batch sizes or activation checkpointing makes it fit; use a larger "
-    "device, more of them (num_devices), or a smaller model."
+    "No change of residency, rollout.forward_batch_size, stack.micro_batch_size or activation "
+    "checkpointing makes it fit. Lower batch_size, take more or larger devices, or a smaller model."
 )
 
 
@@ -109,36 +120,48 @@ def _recipe(args: argparse.Namespace, more: Sequence[str]) -> RunConfig:
     return config
 
 
-def _plan(
-    config: RunConfig,
-    target: Target,
-    num_rollouts: int | None,
-    estimate: Callable[[RunConfig, Blueprint], Workspace],
-) -> Plan:
+def _planner(args: argparse.Namespace, target: Target) -> Callable[[RunConfig], Plan]:
+    """Plans variants of a recipe; what does not differ between them is worked out once."""
     from unirl.planning.plan import horizon, make_plan
-
-    count = horizon(config) if num_rollouts is None else min(num_rollouts, config.num_rollouts)
-    window = config.accumulate_rollouts
-    whole = max(count // window, 1) * window
-    return make_plan(config, target, _reward(config), whole, estimate)
-
-
-def _reward(config: RunConfig) -> tuple[list[Component], list[str]]:
-    """What the scorers hold, as far as they can be built here, and remarks on the others."""
+    from unirl.planning.remedy import RememberedWorkspace
     from unirl.planning.scorers import scorer_components
 
-    return scorer_components(config)
+    estimate = RememberedWorkspace()
+    reward = functools.lru_cache(maxsize=None)(
+        lambda asked: scorer_components(RunConfig.model_validate_json(asked))
+    )
+
+    def replan(config: RunConfig) -> Plan:
+        count = horizon(config) if args.rollouts is None else args.rollouts
+        window = config.accumulate_rollouts
+        whole = max(count // window, LEAST_WINDOWS) * window
+        scorers = reward(
+            config.model_dump_json(include={"reward", "eval_rewards", "eval_interval"})
+        )
+        return make_plan(config, target, scorers, min(whole, config.num_rollouts), estimate)
+
+    return replan
+
+
+LEAST_WINDOWS = 3
+"""The first is not like the others, and the second follows the first step."""
+
+
+def _require_writable(path: Path) -> None:
+    try:
+        path.touch()
+    except OSError as error:
+        raise ConfigError(f"--trace {path}: {error.strerror or error}") from error
 
 
 def _write_trace(path: Path, plan: Plan) -> None:
     from unirl.residency.perfetto import planned_events
 
     rates = {"onload": plan.target.onload_rate, "offload": plan.target.offload_rate}
-    events = planned_events(plan.notes.phases, plan.notes.lines, rates, plan.target.budget_bytes)
-    try:
-        path.write_text(json.dumps(list(events)))
-    except OSError as error:
-        raise ConfigError(f"--trace {path}: {error.strerror or error}") from error
+    events = planned_events(
+        plan.notes.phases, plan.notes.lines, rates, plan.needed, plan.target.budget_bytes
+    )
+    path.write_text(json.dumps(list(events)))
 
 
 def _target(args: argparse.Namespace, config: RunConfig) -> Target:
@@ -150,27 +173,35 @@ def _target(args: argparse.Namespace, config: RunConfig) -> Target:
 def _compare(args: argparse.Namespace) -> int:
     """Exit code 0 when the run did what its plan says."""
     directory: Path = args.compare
+    if args.overrides or args.what_if or args.json or args.trace or args.rollouts:
+        raise ConfigError(
+            "--compare plans the run's own config.yaml: leave out overrides, --what-if, --json, "
+            "--trace and --rollouts."
+        )
     for name in ("config.yaml", "transitions.jsonl"):
         if not (directory / name).is_file():
             raise ConfigError(
                 f"--compare {directory}: there is no {directory / name}; name the folder of a run."
             )
+    config = _config_of_run(directory)
     from unirl.planning.compare import comparison
-    from unirl.planning.workspace import estimate_workspace
 
-    config = _config_of_run(directory / "config.yaml")
-    plan = _plan(config, _target(args, config), config.num_rollouts, estimate_workspace)
+    args.rollouts = config.num_rollouts
+    plan = _planner(args, _target(args, config))(config)
     lines, is_equal = comparison(plan, directory)
     print("\n".join(lines))
     return 0 if is_equal else DOES_NOT_FIT
 
 
-def _config_of_run(file: Path) -> RunConfig:
+def _config_of_run(directory: Path) -> RunConfig:
+    """Raises ConfigError for a file that is no configuration, and for a resumed run."""
+    file = directory / "config.yaml"
     try:
-        written = yaml.safe_load(file.read_text())
+        validated = validate(yaml.safe_load(file.read_text()))
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
-    validated = validate(written)
+    if validated.config.load_dir is not None:
+        raise ConfigError(f"--compare {directory}: a resumed run; only unbroken ones are compared.")
     problems = [*validated.problems, *checks.problems(validated.config)]
     here = [p for p in problems if not p.key.startswith(ELSEWHERE)]
     if here:

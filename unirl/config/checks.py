@@ -20,9 +20,10 @@ from unirl.config.components import (
     require_known,
 )
 from unirl.config.geometry import batch_geometry, device_geometry, image_size, stochastic_steps
+from unirl.config.keys import nearest_name
 from unirl.config.problem import Problem
 from unirl.config.residency_checks import automatic, save_from_host, shared_base
-from unirl.config.resources import resolve_path
+from unirl.config.resources import release_names, resolve_path
 from unirl.config.reward_checks import (
     all_scorers,
     reward_present,
@@ -246,6 +247,14 @@ def _model_path(config: RunConfig) -> Iterator[Problem]:
         yield Problem("model.path", f"is {config.model.path!r}, but {path} does not exist.")
 
 
+def _release(config: RunConfig) -> Iterator[Problem]:
+    name = config.model.release
+    if name is not None and name not in release_names():
+        near = nearest_name(name, release_names())
+        known = ", ".join(release_names())
+        yield Problem("model.release", f"is {name!r}, which is not known: there are {known}.{near}")
+
+
 def _run_directory(config: RunConfig) -> Iterator[Problem]:
     name = PurePath(config.run_name)
     if not config.run_name.strip() or name.is_absolute() or ".." in name.parts:
@@ -309,6 +318,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     automatic: ("residency", "rollout.engine"),
     fractions: ("layout", "train_fraction", "reward_fraction"),
     _model_path: ("model.path",),
+    _release: ("model.release",),
     _run_directory: ("run_name", "output_dir"),
     _device: ("device", "num_devices"),
     available: ("layout", "reward_fraction"),

@@ -14,3 +14,12 @@ def resolve_path(text: str) -> Path:
     return (
         ASSETS / text.removeprefix("pkg:") if text.startswith("pkg:") else Path(text).expanduser()
     )
+
+
+RELEASES = Path(unirl.__file__).parent / "models" / "releases"
+"""Configuration files of published models, without weights, a folder each."""
+
+
+def release_names() -> tuple[str, ...]:
+    """Names that model.release can have."""
+    return tuple(sorted(folder.name for folder in RELEASES.iterdir() if folder.is_dir()))

@@ -342,11 +342,12 @@ class RunConfig(Block):
     """policy: the three keys above decide; auto: the cheapest moves that fit device_budget_gib are
     searched, component by component, and those of the three keys that are set are kept to."""
     device_budget_gib: float | None = Field(default=None, gt=0)
-    """What weights and workspace may take on a device; a move beyond it is refused. Null: with
-    residency=auto the GPU's memory less a reserve, otherwise no limit."""
+    """What weights and workspace may take on a device. A run whose plan does not fit is refused
+    before anything loads, and a move beyond it in any case. Null: with residency=auto the GPU's
+    memory less a reserve, otherwise no limit."""
     host_budget_gib: float | None = Field(default=None, gt=0)
-    """What parked weights may take on the host, per process. Null: the memory of the machine or
-    container less a reserve."""
+    """What parked weights may take on the host, per process, taken as it is. Null: the memory of
+    the machine or container less a reserve."""
 
     eval_interval: Count = 0
     """Rollouts between evaluations; 0 turns them off."""

@@ -43,11 +43,13 @@ class HostLimit:
     bytes: int
     source: str
     """For messages, e.g. `cgroup limit /sys/fs/cgroup/job/memory.max`."""
+    is_chosen: bool = False
+    """Somebody set it for parked weights: nothing is left free of it."""
 
     @property
     def reserve_bytes(self) -> int:
         """Left for everything else: 5 %, at least 2 GiB, but never more than 20 %."""
-        return min(max(self.bytes // 20, 2 * GIB), self.bytes // 5)
+        return 0 if self.is_chosen else min(max(self.bytes // 20, 2 * GIB), self.bytes // 5)
 
     @property
     def usable_bytes(self) -> int:

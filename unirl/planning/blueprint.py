@@ -12,19 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
-import unirl.models
 from unirl.config import catalog
 from unirl.config.components import import_component, is_own
-from unirl.config.resources import resolve_path
+from unirl.config.resources import RELEASES, release_names, resolve_path
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.models.base import DiffusionModel
 from unirl.models.trainable import load_settings, make_trainable
 
-RELEASES = Path(unirl.models.__file__).parent / "releases"
 TRAINABLE = {"StableDiffusion3Pipeline": "sd3"}
 """Released pipelines that a built-in family trains; the release decides, not model.family."""
 
@@ -51,11 +48,6 @@ class _Shapes:
     block_classes: Sequence[str]
 
 
-def releases() -> tuple[str, ...]:
-    """Names model.release can have."""
-    return tuple(sorted(folder.name for folder in RELEASES.iterdir() if folder.is_dir()))
-
-
 def blueprint_model(config: RunConfig, with_encoders: bool) -> Blueprint:
     """The recipe's model on meta.
 
@@ -78,11 +70,11 @@ def _shapes(config: RunConfig) -> _Shapes:
         raise ConfigError(
             f"model.path={config.model.path!r} does not exist and model.release is null, so the "
             "model's sizes are not known. Set model.path to the model, or model.release to one of: "
-            f"{', '.join(releases())}."
+            f"{', '.join(release_names())}."
         )
     from unirl.planning import published  # imports all of diffusers
 
-    folder, source = _release_folder(release), f"published configs of {release}"
+    folder, source = RELEASES / release, f"published configs of {release}"
     name = published.pipeline_name(folder)
     if name in TRAINABLE:
         own = config.model.family
@@ -99,16 +91,6 @@ def _trainable(name: str, folder: Path, source: str) -> _Shapes:
     entry = catalog.MODELS[name]
     model_class = import_component(entry.path)
     return _Shapes(folder, source, model_class, entry.lora_targets, entry.block_classes)
-
-
-def _release_folder(name: str) -> Path:
-    if name not in releases():
-        nearest = get_close_matches(name, releases(), n=1, cutoff=0)
-        raise ConfigError(
-            f"model.release={name!r} is not known; did you mean {nearest[0]!r}? There are: "
-            f"{', '.join(releases())}."
-        )
-    return RELEASES / name
 
 
 def _with_targets(config: RunConfig, targets: Sequence[str]) -> RunConfig:

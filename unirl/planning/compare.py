@@ -36,6 +36,8 @@ def comparison(plan: Plan, directory: Path) -> tuple[list[str], bool]:
     lines += [f"  {text}" for text in differing[:NUM_SHOWN]]
     if len(differing) > NUM_SHOWN:
         lines.append(f"  and {len(differing) - NUM_SHOWN} more")
+    if differing and _is_beginning(run, plan.notes.lines):
+        lines.append("  all of them as planned: the run ended early")
     if not differing:
         lines.append("  the same moves, in the same order, of the same bytes")
     return [*lines, *_peaks(plan, run, directory)], not differing
@@ -53,6 +55,10 @@ def _differences(planned: Sequence[Line], run: Sequence[Line]) -> Iterator[str]:
         if fields:
             parts = (f"{name} {ours.get(name)} -> {theirs.get(name)}" for name in fields)
             yield f"move {number}, {_text(ours)}: planned -> run: {', '.join(parts)}"
+
+
+def _is_beginning(run: Sequence[Line], planned: Sequence[Line]) -> bool:
+    return len(run) < len(planned) and not any(_differences(planned[: len(run)], run))
 
 
 def _text(line: Line) -> str:

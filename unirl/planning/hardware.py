@@ -8,6 +8,7 @@ lanes, a shared switch, or faster links; the command takes rates of your own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from unirl.config.schema import RunConfig
@@ -71,14 +72,17 @@ def make_target(
     host_gib: float | None = None,
     rate: float | None = None,
 ) -> Target:
-    """What `config` must fit into: its own budgets, or those that are given.
+    """What `config` must fit into: `budget_gib` where it is given, else the smaller of the GPU's
+    memory less a reserve and the recipe's own device_budget_gib.
 
-    `budget_gib` is taken as it is, without a reserve, and wins over the GPU's memory; `rate`: GB/s
-    both ways instead of the GPU's. Raises ConfigError for an unknown GPU.
+    `rate`: GB/s both ways instead of the GPU's. Raises ConfigError for an unknown GPU and for
+    numbers that are not above 0.
     """
-    if gpu is None and budget_gib is None:
-        budget_gib = config.device_budget_gib
+    for option, value in {"budget-gib": budget_gib, "host-gib": host_gib, "link-gb": rate}.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"--{option} {value:g}: it must be a number above 0.")
     host_gib = config.host_budget_gib if host_gib is None else host_gib
+    own_gib = config.device_budget_gib
     if gpu is not None and gpu not in GPUS:
         raise ConfigError(f"--gpu {gpu} is not known; known: {', '.join(GPUS)}. Use --budget-gib.")
     known = GPUS[gpu] if gpu is not None else None
@@ -88,6 +92,11 @@ def make_target(
         memory, kept_free, name = int(budget_gib * GIB), 0, f"{budget_gib:g} GiB"
     elif known is not None:
         memory, kept_free, name = known.memory_bytes, reserve(known.memory_bytes), str(gpu)
+        if own_gib is not None and own_gib * GIB < memory - kept_free:
+            memory, kept_free = int(own_gib * GIB), 0
+            name = f"{gpu}, of which device_budget_gib leaves {own_gib:g} GiB"
+    elif own_gib is not None:
+        memory, kept_free, name = int(own_gib * GIB), 0, f"device_budget_gib={own_gib:g}"
     else:
         memory, kept_free, name = None, 0, "a device of any size"
     return Target(name, memory, kept_free, host_bytes, rate_bytes, rate_bytes)

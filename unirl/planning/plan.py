@@ -50,6 +50,8 @@ class Plan:
     """Where the model's sizes come from."""
     notes: Notes
     workspace: Workspace
+    needed: Mapping[PhaseKind, int]
+    """Bytes beside the components in each kind of phase."""
     peaks: list[Peak]
     problem: ResidencyProblem
     """What the search for the cheapest moves starts from, with the residency keys as they act."""
@@ -96,7 +98,7 @@ def make_plan(
     """Plan the first `num_rollouts` rollouts.
 
     `reward`: the scorers' components, and remarks on those whose size is not known.
-    Raises ConfigError when sizes are not known, or with residency=auto when a phase does not fit.
+    Raises ConfigError when sizes are not known.
     """
     config = config.model_copy(update={"num_rollouts": num_rollouts})
     shares = engine_capabilities(config).shares_train_weights
@@ -115,18 +117,26 @@ def make_plan(
     notes = run(ResidencyPolicy.of(config))
     problem = residency_problem(config, notes, needed, target.budget_bytes)
     if config.residency == "auto":
-        phases = timeline(config, 0, counts.evaluation)
-        notes = run(AutoRule(problem, plain_window(config), phases))
+        notes = run(_searched_rule(config, problem, counts))
     return Plan(
         config=config,
         target=target,
         source=sampled.source,
         notes=notes,
         workspace=workspace,
+        needed=needed,
         peaks=peaks(notes.phases, needed),
         problem=problem,
-        remarks=(*reward[1], *_remarks(config)),
+        remarks=(*reward[1], *_remarks(config, target.budget_bytes)),
     )
+
+
+def _searched_rule(config: RunConfig, problem: ResidencyProblem, counts: Counts) -> KeepRule:
+    """What a run would follow; where it would be refused, everything parked that may be."""
+    if not problem.fits:
+        pinned = problem.explicit
+        return ResidencyPolicy(*(pinned[role] is True for role in Role))
+    return AutoRule(problem, plain_window(config), timeline(config, 0, counts.evaluation))
 
 
 def search_problem(
@@ -265,7 +275,8 @@ def horizon(config: RunConfig) -> int:
     """Rollouts after which all kinds of windows have been seen, or the whole run if it is
     shorter."""
     window = config.accumulate_rollouts
-    seen = max(4 * window, config.eval_interval + 2 * window, config.save_interval + 2 * window)
+    periods = (config.eval_interval, config.save_interval, config.weight_sync_interval)
+    seen = max(4 * window, max(periods) + 2 * window)
     return min(config.num_rollouts, math.ceil(seen / window) * window)
 
 
@@ -283,8 +294,10 @@ def _num_records(path: str) -> int | None:
     return len(load_prompts(file, "data")) if file.is_file() else None
 
 
-def _remarks(config: RunConfig) -> list[str]:
+def _remarks(config: RunConfig, budget_bytes: int | None) -> list[str]:
     remarks = ["scorers' activations, the CUDA context"]
+    if config.residency == "auto" and budget_bytes is None:
+        remarks.append("a budget, so auto keeps everything; give --gpu, --budget-gib or its key")
     missing = [path for path in (config.data.train, config.data.eval) if path]
     missing = [path for path in missing if not resolve_path(path).is_file()]
     if missing:

@@ -87,12 +87,13 @@ def _workspace(plan: Plan) -> list[str]:
     space, config = plan.workspace, plan.config
     other = "without" if config.backend.activation_checkpointing else "with"
     return [
-        f"  workspace: {config.stack.micro_batch_size} transitions forward and backward "
+        f"  workspace: {space.num_transitions} transitions forward and backward "
         f"{size_text(space.train)} ({size_text(space.train_other_checkpointing)} {other} "
         f"activation checkpointing),",
         f"  gradients {size_text(space.grads)}, sampling {size_text(space.rollout)}, text encoders "
-        f"{size_text(space.encode)}, decoder {size_text(space.decode)}, kept of a rollout "
-        f"{size_text(space.rollout_kept)}",
+        f"{size_text(space.encode)}, decoder {size_text(space.decode)},",
+        f"  kept of a rollout {size_text(space.rollout_kept)}, transitions of a window "
+        f"{size_text(space.rows)}, optimizer's temporaries {size_text(space.optimizer_step)}",
     ]
 
 

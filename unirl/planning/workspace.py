@@ -53,6 +53,8 @@ class Workspace:
     evaluation chunk's.
     """
 
+    num_transitions: int
+    """In a micro-batch: stack.micro_batch_size, or fewer where an update has no more."""
     train: int
     """Forward and backward of one micro-batch: inputs, saved activations and temporaries, without
     the gradients of trained weights."""
@@ -132,6 +134,7 @@ def _measure(
     trained_bytes = sum(p.nbytes for p in model.network.parameters() if p.requires_grad)
     row_bytes = 2 * 4 * math.prod(_latent_shape(model, requests[0]))
     return Workspace(
+        num_transitions=_micro_batch(config, requests[0]),
         train=checkpointed if checkpoints else plain,
         train_other_checkpointing=plain if checkpoints else checkpointed,
         grads=trained_bytes,
@@ -176,8 +179,7 @@ def _loss(
 ) -> Tensor:
     """Of one micro-batch: from the log-probs of transitions, with the reference KL if there is."""
     sampling = request.sampling
-    update_rows = math.ceil(_num_rows(config, request) / config.stack.num_updates_per_batch)
-    index = torch.zeros(min(config.stack.micro_batch_size, update_rows), dtype=torch.long)
+    index = torch.zeros(_micro_batch(config, request), dtype=torch.long)
     latents = torch.zeros(len(index), *_latent_shape(model, request))
     next_latents = torch.zeros_like(latents)
     sigma, sigma_next = (torch.full((len(index),), s) for s in request.sigmas[1:3])
@@ -194,6 +196,12 @@ def _loss(
             reference = policy()
         loss = loss + config.algorithm.kl_coefficient * new.kl(reference)
     return loss.sum()
+
+
+def _micro_batch(config: RunConfig, request: RolloutRequest) -> int:
+    """Transitions in the largest micro-batch."""
+    update_rows = math.ceil(_num_rows(config, request) / config.stack.num_updates_per_batch)
+    return min(config.stack.micro_batch_size, update_rows)
 
 
 def _velocity(

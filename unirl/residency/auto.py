@@ -180,9 +180,9 @@ class AutoRule:
 
     def _lose(self, role: Role) -> None:
         expected = "nothing more" if self._next is None else self._next.kind.value
-        logger.warning(
-            "residency=auto expected %s, but %s came. From here on idle weights are parked, unless "
-            "train_resident, rollout_resident or reward_resident keeps them.",
+        logger.info(
+            "residency=auto: the run left its timeline, as when it is stopped (%s was next, %s "
+            "came). From here on idle weights are parked unless a residency key keeps them.",
             expected,
             role.value,
         )

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from unirl.core.components import Movable
 from unirl.core.errors import ResidencyError
-
-GIB = 2**30
+from unirl.residency.problem import size_text
 
 
 class Ledger:
@@ -50,10 +49,10 @@ class Ledger:
         if self._budget_bytes is None or wanted <= self._budget_bytes:
             return
         largest = sorted(self._device.items(), key=lambda item: (-item[1], item[0]))[:3]
-        held = ", ".join(f"{name} {num_bytes / GIB:.2f}" for name, num_bytes in largest)
+        held = ", ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in largest)
         raise ResidencyError(
-            f"{part.name} needs {part.num_bytes() / GIB:.2f} GiB beside "
-            f"{self.device_bytes / GIB:.2f} GiB on the device, which is more than "
-            f"device_budget_gib={self._budget_bytes / GIB:.2f}; the largest there: {held}. Park "
+            f"{part.name} needs {size_text(part.num_bytes())} beside "
+            f"{size_text(self.device_bytes)} on the device, which is more than "
+            f"device_budget_gib ({size_text(self._budget_bytes)}); the largest there: {held}. Park "
             "more (train_resident, rollout_resident, reward_resident), or raise device_budget_gib."
         )

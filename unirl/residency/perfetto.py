@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.residency.plan import Line, PhaseNote
+from unirl.residency.timeline import PhaseKind
 from unirl.tracking.files import output_errors
 
 Event = dict[str, Any]
@@ -69,10 +70,11 @@ def planned_events(
     notes: Sequence[PhaseNote],
     lines: Sequence[Line],
     rates: Mapping[str, float],
+    workspace: Mapping[PhaseKind, int],
     budget_bytes: int | None,
 ) -> Iterator[Event]:
     """A plan's trace: moves at `rates` (bytes per second by `onload` and `offload`), one after the
-    other, and phases of one length."""
+    other, and phases of one length. The counter `in all` is components and workspace together."""
     yield from head(0, "plan")
     now = 0.0
     written = 0
@@ -83,9 +85,13 @@ def planned_events(
             now += seconds
         written = note.num_lines
         yield phase_event(0, note.kind.value, now, PLANNED_PHASE_SECONDS)
+        held = sum(note.device_bytes.values())
+        in_all = {"in all": held + workspace[note.kind]}
         if budget_bytes is not None:
-            yield {**counter(0, now, {"budget": budget_bytes}), "name": "budget"}
+            in_all["budget"] = budget_bytes
+        yield {**counter(0, now, in_all), "name": "phase"}
         now += PLANNED_PHASE_SECONDS
+        yield {**counter(0, now, {**in_all, "in all": held}), "name": "phase"}
 
 
 class TraceFile:

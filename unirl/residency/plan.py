@@ -92,8 +92,11 @@ def traffic(lines: Iterable[Line]) -> Traffic:
 
 
 def steady_window(notes: Sequence[PhaseNote], lines: Sequence[Line]) -> list[Line]:
-    """The moves of the last window that follows an optimizer step directly, without evaluation or
-    save in between; of the last window where there is none such."""
+    """The moves of the dearest window that follows an optimizer step directly, without evaluation
+    or save in between; of the last window where there is none such.
+
+    Windows differ where weights are not pushed in each of them.
+    """
     ends = [index for index, note in enumerate(notes) if note.kind is PhaseKind.TRAIN]
     plain = {PhaseKind.ROLLOUT, PhaseKind.REWARD, PhaseKind.TRAIN, PhaseKind.STEP}
     windows = [
@@ -103,9 +106,11 @@ def steady_window(notes: Sequence[PhaseNote], lines: Sequence[Line]) -> list[Lin
     ]
     # The first window starts from another state: everything was built on the device.
     later = [window for window in windows if window[0] >= 0] or windows or [(-1, ends[-1])]
-    first, last = later[-1]
-    begin = notes[first].num_lines if first >= 0 else 0
-    return list(lines[begin : notes[last].num_lines])
+
+    def moves(first: int, last: int) -> Sequence[Line]:
+        return lines[notes[first].num_lines if first >= 0 else 0 : notes[last].num_lines]
+
+    return list(max((moves(*w) for w in reversed(later)), key=lambda m: traffic(m).moved_bytes))
 
 
 def transitions(lines: Iterable[Line]) -> list[list[Line]]:

@@ -51,6 +51,11 @@ class ResidencyProblem:
         needed = sum(part.num_bytes for part in self.parts if part.is_needed(kind))
         return self.budget_bytes - self.workspace[kind] - needed
 
+    @property
+    def fits(self) -> bool:
+        """Whether every phase fits with everything idle parked that may be."""
+        return all(sum(self._held(k).values()) <= self.budget_bytes for k in self.workspace)
+
     def require_fit(self) -> None:
         """Raise ConfigError unless every phase fits with everything idle parked that may be."""
         for kind in PhaseKind:
@@ -66,7 +71,7 @@ class ResidencyProblem:
             f"{kind.value} needs {size_text(sum(held.values()))} on the device, which has "
             f"{size_text(self.budget_bytes)}. The largest: "
             + ", ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in largest)
-            + f". {self._advice(kind)}"
+            + f". {self._advice(kind)} `unirl plan` shows all phases."
         )
 
     def _held(self, kind: PhaseKind) -> dict[str, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unirl.config.schema import RewardConfig
 from unirl.core.components import Component, Movable
-from unirl.core.errors import DataError, RewardError
+from unirl.core.errors import ConfigError, DataError, RewardError
 from unirl.core.types import PromptRecord, Rewards, Rollout
 from unirl.memory.hostmem import HostArena
 from unirl.memory.movers import RoleWeights
@@ -123,8 +123,21 @@ class RewardService:
 
 
 def scorer_components(name: str, scorer: Scorer) -> list[Component]:
-    """The scorer's components under names of their own: two scorers may be of one class."""
-    return [replace(part, name=f"reward.{name}.{part.name}") for part in scorer.components()]
+    """The scorer's components under names of their own: two scorers may be of one class.
+
+    Raises ConfigError when `components()` returns something else, or one name twice.
+    """
+    declared = scorer.components()
+    what = f"scorer {name!r}: {type(scorer).__name__}.components()"
+    if not isinstance(declared, Sequence) or not all(isinstance(p, Component) for p in declared):
+        raise ConfigError(
+            f"{what} returned {declared!r}; it must return a list of TensorComponent and "
+            "RebuiltComponent, e.g. module_components('net', self.net)."
+        )
+    names = [part.name for part in declared]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{what} has one name twice: {names}. Give each a name of its own.")
+    return [replace(part, name=f"reward.{name}.{part.name}") for part in declared]
 
 
 def _score_checked(

@@ -101,7 +101,7 @@ def build_roles(
 def _host_limit(config: RunConfig) -> HostLimit:
     """For this process: the key, or its share of what the machine or container has."""
     if config.host_budget_gib is not None:
-        return HostLimit(int(config.host_budget_gib * GIB), "key host_budget_gib")
+        return HostLimit(int(config.host_budget_gib * GIB), "key host_budget_gib", is_chosen=True)
     return host_limit().share(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 

@@ -86,15 +86,15 @@ def build_planner(
     )
 
 
-def problem_to_search(
+def planned_problem(
     config: RunConfig, reward: RewardService, ranks: Ranks
 ) -> ResidencyProblem | None:
-    """With residency=auto, what fits and what moves cost, before any weights load; else None.
+    """What fits and what moves cost, before any weights load; None where nobody asked.
 
-    Raises ConfigError when no choice of moves fits. All ranks take rank 0's answer for the
-    smallest device.
+    Asked for by residency=auto and by device_budget_gib. Raises ConfigError when a phase does not
+    fit. All ranks take rank 0's answer for the smallest device.
     """
-    if config.residency != "auto":
+    if config.residency != "auto" and config.device_budget_gib is None:
         return None
     from unirl.planning.apart import search_problem_apart
     from unirl.planning.plan import search_problem
@@ -108,7 +108,7 @@ def keep_rule(
     config: RunConfig, problem: ResidencyProblem | None, start: int, num_eval_prompts: int
 ) -> KeepRule:
     """What decides about idle weights in a run that goes on at rollout `start`."""
-    if problem is None:
+    if problem is None or config.residency == "policy":
         return ResidencyPolicy.of(config)
     phases = timeline(config, start, min(num_eval_prompts, config.eval_num_prompts))
     return AutoRule(problem, plain_window(config), phases)

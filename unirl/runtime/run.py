@@ -36,7 +36,7 @@ from unirl.runtime.build import (
     missing_judges,
 )
 from unirl.runtime.interrupt import INTERRUPTED, GracefulStop
-from unirl.runtime.loop import build_trainer, keep_rule, problem_to_search
+from unirl.runtime.loop import build_trainer, keep_rule, planned_problem
 from unirl.runtime.run_directory import RunDirectory
 from unirl.tracking.console import ConsoleSink, setup_logging, setup_rank_logging, summary
 from unirl.tracking.jsonl import JsonlSink, read_rows
@@ -136,7 +136,7 @@ def _train(
     prompts = ranks.together(lambda: load_all_prompts(config))
     host = build_host(config)
     reward = build_reward_role(config, prompts, host)
-    problem = problem_to_search(config, reward, ranks)
+    problem = planned_problem(config, reward, ranks)
     roles = build_roles(config, prompts, reward, host, ranks)
     _announce(config, roles, directory)
     saved_run_id = read_trainer_state(source).wandb_run_id if source else None

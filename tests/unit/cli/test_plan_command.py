@@ -44,11 +44,16 @@ def test_a_recipe_is_planned_without_its_weights_and_prompts(capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["model.release=sd35"], "did you mean 'sd3.5-"),
+        (["model.release=sd3.5medium"], "Did you mean sd3.5-medium?"),
         (["model.release=null"], "model.release is null"),
         (["stack.micro_batch_size=0"], "stack.micro_batch_size"),
         (["sampling.height=500"], "sampling.height"),
         (["--gpu", "h900"], "--gpu h900 is not known"),
+        (["--budget-gib", "0"], "--budget-gib 0: it must be a number above 0"),
+        (["--host-gib", "-1"], "--host-gib -1: it must be"),
+        (["--link-gb", "nan"], "--link-gb nan: it must be"),
+        (["--rollouts", "0"], "--rollouts 0: it must be at least 1"),
+        (["--what-if", "train_residnt=true"], "train_residnt"),
         (["rollout.share_base=true", "stack.lora=null"], "rollout.share_base"),
     ],
 )
@@ -67,10 +72,10 @@ def test_json_is_the_whole_plan(capsys) -> None:
 
 def test_the_horizon_can_be_set(capsys) -> None:
     counts = []
-    for number in ("2", "5"):
+    for number in ("1", "9"):
         main([*GATE, "num_rollouts=50", "--rollouts", number, "--json"])
         told = json.loads(capsys.readouterr().out)
-        assert told["num_rollouts"] == int(number)
+        assert told["num_rollouts"] == max(int(number), 3), "the first window is like no other"
         counts.append(len(told["moves"]))
     assert counts[1] > 2 * counts[0]
 
@@ -79,6 +84,10 @@ def test_what_if_compares_two_plans(capsys) -> None:
     assert main([*GATE, "--what-if", "train_resident=true", "--what-if", "seed=3"]) == 0
     told = capsys.readouterr().out
     last = told.split("\nWith train_resident=true seed=3\n")[1]
+    assert main([*GATE, "--json", "--what-if", "train_resident=true"]) == 0
+    other = json.loads(capsys.readouterr().out)["what_if"]
+    assert other["changes"] == ["train_resident=true"]
+    assert "train offload" not in other["window"]["transitions"]
     assert "moved per window" in last
     assert "Fits" in last or "No budget" in last
 
@@ -96,8 +105,10 @@ def test_a_trace_has_every_phase_and_move_on_a_clock_of_its_own(capsys, tmp_path
     assert starts == sorted(starts)
     ends = [event["ts"] + event["dur"] for event in slices]
     assert all(end <= start + 1e-3 for end, start in zip(ends, starts[1:], strict=False))
-    budgets = {e["args"]["budget"] for e in events if e["ph"] == "C" and e["name"] == "budget"}
-    assert budgets == {2**30}
+    counted = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "phase"]
+    assert {values["budget"] for values in counted} == {2**30}
+    fullest = max(phase["total_bytes"] for phase in plan["phases"])
+    assert max(values["in all"] for values in counted) == fullest
 
 
 def test_a_trace_that_cannot_be_written_is_an_error(capsys) -> None:
@@ -121,3 +132,25 @@ def test_a_folder_that_is_no_run_is_refused(
         (tmp_path / name).write_text(text)
     assert main(["plan", "--compare", str(tmp_path)]) == 3
     assert told in capsys.readouterr().err
+
+
+def test_compare_takes_the_runs_own_settings_and_whole_runs_only(capsys, tmp_path: Path) -> None:
+    assert main(["plan", "--compare", str(tmp_path), "--json"]) == 3
+    assert "--compare plans the run's own config.yaml" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("load_dir: runs/before")
+    (tmp_path / "transitions.jsonl").write_text("")
+    assert main(["plan", "--compare", str(tmp_path)]) == 3
+    assert "a resumed run; only unbroken ones are compared" in capsys.readouterr().err
+
+
+def test_auto_that_fits_nowhere_is_a_plan_with_the_change_that_helps(capsys) -> None:
+    free = ["train_resident=null", "rollout_resident=null", "reward_resident=null"]
+    assert main([*GATE, "residency=auto", *free, "--budget-gib", "0.05"]) == 2
+    told = capsys.readouterr().out
+    assert "Does not fit: train needs 73.7 MiB" in told
+    assert told.endswith("It fits with: backend.activation_checkpointing=true\n")
+
+
+def test_the_recipes_budget_holds_beside_a_larger_gpu(capsys) -> None:
+    assert main([*GATE, "--gpu", "h200", "device_budget_gib=0.05"]) == 2
+    assert "h200, of which device_budget_gib leaves 0.05 GiB" in capsys.readouterr().out

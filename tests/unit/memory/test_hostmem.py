@@ -290,3 +290,10 @@ def test_memory_that_cannot_be_locked_is_pageable_and_said_once(monkeypatch, cap
 def test_without_a_gpu_locking_fails_with_the_reason():
     with pytest.raises(OSError, match="there is no GPU"):
         hostmem.lock_pages(0, 4096)
+
+
+def test_a_limit_that_somebody_chose_is_taken_as_it_is():
+    chosen = HostLimit(1000, "key host_budget_gib", is_chosen=True)
+    assert chosen.usable_bytes == 1000
+    arena = HostArena(chosen, pin=False)
+    arena.allocate("weights", 1000)

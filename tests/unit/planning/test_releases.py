@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from unirl.cli.compose import compose
+from unirl.config.resources import release_names
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.models.base import DiffusionModel
-from unirl.planning.blueprint import blueprint_model, releases
+from unirl.planning.blueprint import blueprint_model
 
 CLIP_L, CLIP_G, T5_XXL, KL_VAE = 0.1237, 0.6947, 4.762, 0.0838
 SD3_ENCODERS = {
@@ -41,7 +42,7 @@ def recipe(release: str, *keys: str) -> RunConfig:
 
 
 def test_every_release_is_checked_here() -> None:
-    assert releases() == tuple(sorted(BILLIONS))
+    assert release_names() == tuple(sorted(BILLIONS))
 
 
 @pytest.mark.parametrize("release", BILLIONS)

@@ -6,7 +6,9 @@ import pytest
 from recording_roles import RecordingPart
 
 from unirl.core.errors import ResidencyError
-from unirl.residency.ledger import GIB, Ledger
+from unirl.residency.ledger import Ledger
+
+GIB = 2**30
 
 
 def ledger_of(*parts: RecordingPart, budget_bytes: int | None = None) -> Ledger:
@@ -104,8 +106,8 @@ def test_a_refusal_names_what_was_asked_what_is_there_and_which_keys_help():
     with pytest.raises(ResidencyError) as caught:
         ledger.require_room(coming)
     assert str(caught.value) == (
-        "rollout.base needs 25.50 GiB beside 55.00 GiB on the device, which is more than "
-        "device_budget_gib=76.00; the largest there: train.base 40.00, train.moments 10.00, "
-        "reward.clip 4.00. Park more (train_resident, rollout_resident, reward_resident), or "
-        "raise device_budget_gib."
+        "rollout.base needs 25.5 GiB beside 55.0 GiB on the device, which is more than "
+        "device_budget_gib (76.0 GiB); the largest there: train.base 40.0 GiB, train.moments "
+        "10.0 GiB, reward.clip 4.0 GiB. Park more (train_resident, rollout_resident, "
+        "reward_resident), or raise device_budget_gib."
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unirl.config.schema import RewardConfig
 from unirl.core.components import FROZEN, Component, RebuiltComponent, TensorComponent
-from unirl.core.errors import DataError, ResidencyError, RewardError
+from unirl.core.errors import ConfigError, DataError, ResidencyError, RewardError
 from unirl.core.types import PromptRecord, Rollout
 from unirl.reward.scorer import Scorer
 from unirl.reward.service import RewardService, WeightedScorer
@@ -293,3 +293,28 @@ def test_parking_moves_every_scorers_and_judges_components_and_refuses_to_score(
     assert sessions == ["drop", "build"]
     assert scored.score(rollout).valid.all()
     assert weight.tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("declared", "told"),
+    [
+        (torch.nn.Linear(2, 2), "must return a list of TensorComponent and RebuiltComponent"),
+        ([torch.nn.Linear(2, 2)], "must return a list of TensorComponent and RebuiltComponent"),
+        ([TensorComponent("net", list, lambda: FROZEN)] * 2, "has one name twice"),
+    ],
+)
+def test_components_that_are_none_are_refused_when_the_service_is_built(declared, told):
+    with pytest.raises(ConfigError, match=rf"scorer 'a': FunctionScorer.components\(\).*{told}"):
+        service({"a": (FunctionScorer(brightness, declared), 1.0)})
+
+
+def test_two_scorers_of_one_class_have_components_of_their_own():
+    def part() -> list[Component]:
+        return [TensorComponent("net", lambda: [torch.ones(3)], lambda: FROZEN)]
+
+    both = service(
+        {n: (FunctionScorer(brightness, part()), 1.0) for n in ("left", "right")},
+        {"judge": FunctionScorer(brightness, part())},
+    )
+    names = [part.name for part in both.parts]
+    assert names == ["reward.left.net", "reward.right.net", "reward.judge.net"]
