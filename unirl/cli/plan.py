@@ -100,14 +100,22 @@ def _print(
     print(text(plan, args.recipe), flush=True)
     if not plan.fits:
         changes = smallest_change(plan, replan)
-        print(f"It fits with: {' '.join(map(str, changes))}" if changes else _HOPELESS)
+        hopeless = _HOPELESS if plan.too_big is not None else _HOPELESS_ON_HOST
+        print(f"It fits with: {' '.join(map(str, changes))}" if changes else hopeless)
     if other is not None:
         print(f"\nWith {' '.join(args.what_if)}\n" + "\n".join(difference(plan, other)))
 
 
 _HOPELESS = (
-    "No change of residency, rollout.forward_batch_size, stack.micro_batch_size or activation "
-    "checkpointing makes it fit. Lower batch_size, take more or larger devices, or a smaller model."
+    "No change of residency, rollout.share_base, optimizer_resident, "
+    "backend.activation_checkpointing, rollout.forward_batch_size or stack.micro_batch_size was "
+    "found that makes it fit. Not tried: fewer samples (batch_size, sampling.samples_per_prompt), "
+    "smaller images, more or larger devices (num_devices), a smaller model."
+)
+_HOPELESS_ON_HOST = (
+    "Keeping more on the device (the residency keys, rollout.share_base, optimizer_resident, "
+    "residency=auto) does not make it fit. Give it more host memory (host_budget_gib, --host-gib), "
+    "or a device that holds more of the weights."
 )
 
 

@@ -76,26 +76,26 @@ def smallest_change(plan: Plan, replan: Callable[[RunConfig], Plan]) -> list[Cha
 
 
 class _Plans:
-    """Plans of one recipe with changes; each is made once."""
+    """Plans of a recipe with changes; each is made once."""
 
     def __init__(self, plan: Plan, replan: Callable[[RunConfig], Plan]) -> None:
         self._config = plan.config
         self._replan = replan
-        self._known: dict[str, Plan | None] = {"": plan}
+        self._known: dict[str, Plan | None] = {plan.config.model_dump_json(): plan}
 
     def of(self, changes: Sequence[Change]) -> Plan | None:
         """The plan with these changes; None when the recipe may not be run so."""
-        name = " ".join(map(str, changes))
+        config = _changed(self._config, changes)
+        name = config.model_dump_json()
         if name not in self._known:
-            self._known[name] = self._made(changes)
+            self._known[name] = self._planned(config)
         return self._known[name]
 
     def fits(self, changes: Sequence[Change]) -> bool:
         changed = self.of(changes)
         return changed is not None and changed.fits
 
-    def _made(self, changes: Sequence[Change]) -> Plan | None:
-        config = _changed(self._config, changes)
+    def _planned(self, config: RunConfig) -> Plan | None:
         known = {problem.key for problem in checks.problems(self._config)}
         if any(problem.key not in known for problem in checks.problems(config)):
             return None
@@ -146,7 +146,7 @@ def _free_changes(plan: Plan) -> Iterator[Change]:
     else:  # moments that leave after each step are kept on the host
         yield Change({"optimizer_resident": True}, frozenset({HOST}))
     if config.residency == "policy":
-        unset = dict.fromkeys(_residency_keys_set(config))
+        unset = dict.fromkeys(f"{role.value}_resident" for role in Role)
         crowded = [role for role in Role if staying - {role}]
         yield Change({"residency": "auto", **unset}, frozenset({*crowded, HOST}))
 
@@ -166,9 +166,8 @@ def _residency_changes(plan: Plan, staying: Collection[Role]) -> Iterator[Change
 
 def _staying(plan: Plan) -> set[Role]:
     """Roles that hold something and keep it on the device while they are idle."""
-    return {
-        role for role, size in _role_bytes(plan).items() if size and plan.problem.explicit[role]
-    }
+    pinned = plan.problem.explicit
+    return {role for role, size in _role_bytes(plan).items() if size and pinned[role]}
 
 
 def _role_bytes(plan: Plan) -> dict[Role, int]:
@@ -177,25 +176,17 @@ def _role_bytes(plan: Plan) -> dict[Role, int]:
     return {role: sum(parts[name].num_bytes() for name in names) for role, names in roles}
 
 
-def _residency_keys_set(config: RunConfig) -> list[str]:
-    keys = {
-        "train_resident": config.train_resident,
-        "rollout_resident": config.rollout_resident,
-        "reward_resident": config.reward_resident,
-    }
-    return [key for key, value in keys.items() if value is not None]
-
-
 def _added_up(free: Sequence[Change], plans: _Plans) -> list[Change]:
     """Changes, one after the other, that help where it is too big and nowhere make it so."""
     chosen: list[Change] = []
+    now = plans.of(chosen)
     for change in free:
-        now, then = plans.of(chosen), None
-        assert now is not None
-        if _shortages(now) & change.helps:
-            then = plans.of([*chosen, change])
-        if then is not None and _shortages(then) <= _shortages(now):
+        if now is None or not _shortages(now) & change.helps:
+            continue
+        changed = plans.of([*chosen, change])
+        if changed is not None and _shortages(changed) <= _shortages(now):
             chosen.append(change)
+            now = changed
     return chosen
 
 

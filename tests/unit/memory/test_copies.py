@@ -32,10 +32,11 @@ def test_bytes_go_out_and_come_back_into_emptied_storages():
 
 def test_emptying_gives_memory_back_to_the_machine():
     process = psutil.Process()
-    tensor = torch.ones(64 * MIB, dtype=torch.uint8)
+    # So large that it cannot lie in memory which the C library keeps for itself.
+    tensor = torch.ones(256 * MIB, dtype=torch.uint8)
     before = process.memory_info().rss
     CpuDevice().empty([tensor.untyped_storage()])
-    assert before - process.memory_info().rss > 60 * MIB
+    assert before - process.memory_info().rss > 240 * MIB
 
 
 def test_large_storages_come_back_whole():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from unirl.cli.compose import compose
+from unirl.cli.compose import compose, compose_and_check
 from unirl.config.resources import release_names
 from unirl.config.schema import RunConfig
-from unirl.core.errors import ConfigError
 from unirl.models.base import DiffusionModel
 from unirl.planning.blueprint import blueprint_model
 
@@ -83,7 +82,8 @@ def test_schedule_and_latents_are_there_without_weights(release: str) -> None:
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:
-    config = recipe("sd3.5-medium")
-    wrong = config.model.model_copy(update={"release": "flux1-dev"})
-    with pytest.raises(ConfigError, match=r"did you mean 'flux\.1-dev'"):
-        blueprint_model(config.model_copy(update={"model": wrong}), with_encoders=False)
+    _, problems = compose_and_check(
+        "diffusion/sd3/sd3_trainside", ["model.path=.", "model.release=flux1-dev"]
+    )
+    assert [problem.key for problem in problems] == ["model.release"]
+    assert problems[0].message.endswith("Did you mean flux.1-dev?")
