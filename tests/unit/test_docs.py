@@ -175,9 +175,11 @@ def test_the_first_page_shows_what_check_prints_about_the_quickstart() -> None:
 
 def test_the_page_on_planning_shows_what_plan_prints(capsys: pytest.CaptureFixture[str]) -> None:
     page = ROOT / "docs" / "planning.md"
-    first, shown = commands(page)[0], fenced_blocks(page, "text")[0]
-    assert main(first) == 0
-    assert capsys.readouterr().out == shown
+    whole, last_lines = fenced_blocks(page, "text")
+    assert main(commands(page)[0]) == 0
+    assert capsys.readouterr().out == whole
+    assert main(["plan", "diffusion/sd3/sd3_replica_lora", "--gpu", "rtx4090"]) == 2
+    assert capsys.readouterr().out.endswith(last_lines)
 
 
 @pytest.mark.parametrize("page", WRITTEN_PAGES, ids=_id)
