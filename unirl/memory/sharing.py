@@ -7,8 +7,8 @@ from torch import nn
 from unirl.core.errors import ResidencyError
 
 
-def share_base(borrower: nn.Module, owner: nn.Module) -> int:
-    """Make the borrower's frozen parameters the owner's memory; returns the bytes saved.
+def share_base(borrower: nn.Module, owner: nn.Module) -> None:
+    """Make the borrower's frozen parameters the owner's memory.
 
     Parameter objects stay; only what they point at changes. Raises ResidencyError, with nothing
     changed, when the two do not have the same frozen tensors in the same layout.
@@ -25,7 +25,6 @@ def share_base(borrower: nn.Module, owner: nn.Module) -> int:
         )
     for name, parameter in borrowed.items():
         parameter.data = lent[name].data
-    return sum(parameter.numel() * parameter.element_size() for parameter in borrowed.values())
 
 
 def _layout(parameter: nn.Parameter) -> tuple[object, ...]:

@@ -146,9 +146,10 @@ def search_problem(
 
     Raises ConfigError when a phase does not fit, whatever is parked.
     """
-    count = horizon(config)
     target = Target("this device", budget_bytes, 0, None, 1.0, 1.0)
-    problem = make_plan(config, target, (reward, ()), count).problem
+    by_policy = config.model_copy(update={"residency": "policy"})  # sizes do not depend on it
+    sizes = make_plan(by_policy, target, (reward, ()), horizon(config)).problem
+    problem = replace(sizes, explicit=_asked(config))
     problem.require_fit()
     return problem
 
@@ -260,15 +261,20 @@ def _set_by_the_user(config: RunConfig) -> dict[Role, bool | None]:
     }
 
 
+def free_problem(plan: Plan) -> ResidencyProblem:
+    """The plan's problem as residency=auto would search in it with the three keys null."""
+    nothing_set = {"train_resident": None, "rollout_resident": None, "reward_resident": None}
+    return replace(
+        plan.problem, explicit=_set_by_the_user(plan.config.model_copy(update=nothing_set))
+    )
+
+
 def automatic(plan: Plan) -> Assignment:
-    """What residency=auto would do in a plain window if the three residency keys were null.
+    """What residency=auto would then do in a plain window.
 
     Raises ConfigError when some phase does not fit, whatever is parked.
     """
-    nothing_set = {"train_resident": None, "rollout_resident": None, "reward_resident": None}
-    config = plan.config.model_copy(update=nothing_set)
-    free = replace(plan.problem, explicit=_set_by_the_user(config))
-    return assign_window(free, plain_window(config))
+    return assign_window(free_problem(plan), plain_window(plan.config))
 
 
 def horizon(config: RunConfig) -> int:

@@ -7,11 +7,11 @@ from typing import Any
 
 from unirl.config.components import engine_capabilities
 from unirl.core.errors import ConfigError
-from unirl.planning.plan import Plan, automatic
-from unirl.residency.auto import assign_window, explain
+from unirl.planning.plan import Plan, automatic, free_problem
+from unirl.residency.auto import Assignment, assign_window, explain
 from unirl.residency.directory import State
 from unirl.residency.plan import Peak, Traffic, traffic, transition_text, transitions
-from unirl.residency.problem import size_text
+from unirl.residency.problem import ResidencyProblem, size_text
 from unirl.residency.timeline import plain_window
 
 GIB = 2**30
@@ -159,33 +159,39 @@ def _reasons(plan: Plan) -> list[str]:
     """Why idle components stay or leave, and what the search would do instead."""
     if plan.too_big is not None:
         return []
-    assignment = assign_window(plan.problem, plain_window(plan.config))
+    lines = _explained(plan.problem, assign_window(plan.problem, plain_window(plan.config)))
+    return ["Why", *lines, *_advice(plan)] if lines else []
+
+
+def _explained(problem: ResidencyProblem, assignment: Assignment) -> list[str]:
+    """The reason for each gap; components with one reason share a line."""
     names: dict[str, list[str]] = {}
-    for part in sorted(plan.problem.parts, key=lambda part: (-part.num_bytes, part.name)):
+    for part in sorted(problem.parts, key=lambda part: (-part.num_bytes, part.name)):
         if part.num_bytes:
-            for reason in explain(plan.problem, assignment, part.name):
+            for reason in explain(problem, assignment, part.name):
                 names.setdefault(reason.split("; costs")[0], []).append(part.name)
-    if not names:
-        return []
-    lines = [f"  {', '.join(parts)}: {reason}" for reason, parts in names.items()]
-    return ["Why", *lines, *_advice(plan)]
+    return [f"  {', '.join(parts)}: {reason}" for reason, parts in names.items()]
 
 
 def _advice(plan: Plan) -> list[str]:
-    """One line on residency=auto while it is off."""
+    """What residency=auto would choose and save while it is off."""
     if plan.config.residency == "auto" or engine_capabilities(plan.config).shares_train_weights:
         return []
     try:
-        best = automatic(plan).choice
+        best = automatic(plan)
     except ConfigError as error:
         return [f"  residency=auto: {error}"]
-    now = plan.window_traffic.moved_bytes
+    now, moved = plan.window_traffic.moved_bytes, best.choice.moved_bytes
     where = "" if plan.target.budget_bytes is None else f" on {plan.target.name}"
     asked = "residency=auto, with the three keys null,"
-    if best.moved_bytes >= now:
+    if moved >= now:
         return [f"  {asked} would move as much{where}: {size_text(now)} per window"]
-    less = size_text(best.moved_bytes) if best.moved_bytes else "nothing"
-    return [f"  {asked} would move {less} per window{where} instead of {size_text(now)}"]
+    less = size_text(moved) if moved else "nothing"
+    choice = _explained(free_problem(plan), best) if moved else ["  everything stays"]
+    return [
+        f"  {asked} would move {less} per window{where} instead of {size_text(now)}:",
+        *(f"  {line}" for line in choice),
+    ]
 
 
 def difference(plan: Plan, other: Plan) -> list[str]:

@@ -184,14 +184,21 @@ class ResidencyPlanner:
     def _run(self, move: _Move, cause: str, active: Role | None) -> Transition:
         role = move.role
         parts = self._to_bring(role) if move.to_device else self._to_park(role, active)
+        return self._carry(role, parts, cause, to_device=move.to_device, is_loan=False)
+
+    def _carry(
+        self, role: Role, parts: Sequence[Movable], cause: str, *, to_device: bool, is_loan: bool
+    ) -> Transition:
+        """One transition: moved, accounted and recorded."""
         self.ledger.read(self._accounted)
         allocated = self._watch.before_move()
         started = time.perf_counter()
-        moves = self._transaction.run(parts, to_device=move.to_device)
+        moves = self._transaction.run(parts, to_device=to_device)
         seconds = time.perf_counter() - started
-        self._on_device[role] = move.to_device
+        if not is_loan:
+            self._on_device[role] = to_device
         self._seq += 1
-        transition = Transition(self._seq, role, move.to_device, cause, moves, seconds)
+        transition = Transition(self._seq, role, to_device, cause, moves, seconds, is_loan)
         self._watch.after_move(transition, allocated)
         self._record(transition)
         self._wait_for_ranks()
@@ -201,18 +208,10 @@ class ResidencyPlanner:
         return [part for part in self._accounted if part.on_demand]
 
     def _lend(self, parts: Sequence[Movable], cause: str, *, to_device: bool) -> None:
-        if not parts:
-            return
-        self._transaction.require_sound()
-        self.ledger.read(self._accounted)
-        started = time.perf_counter()
-        moves = self._transaction.run(parts, to_device=to_device)
-        seconds = time.perf_counter() - started
-        self._seq += 1
-        loan = Transition(self._seq, Role.TRAIN, to_device, cause, moves, seconds, is_loan=True)
-        self._record(loan)
-        self._announce([loan])
-        self._wait_for_ranks()
+        if parts:
+            self._transaction.require_sound()
+            loan = self._carry(Role.TRAIN, parts, cause, to_device=to_device, is_loan=True)
+            self._announce([loan])
 
     def _to_bring(self, role: Role) -> list[Movable]:
         return [p for p in self._components[role] if not (p.is_resident or p.on_demand)]

@@ -6,7 +6,7 @@ A run and a plan write the same lines, so the two can be compared (`unirl plan -
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class TransitionLog:
         self._during = "start"
         self._counts: Counter[str] = Counter()
         self._seconds = {"onload": 0.0, "offload": 0.0}
+        self._phase_seconds: defaultdict[str, float] = defaultdict(float)
 
     def at(self, rollout: int, during: str) -> None:
         """Where following transitions belong: `window` with the rollout's id, `evaluation` or
@@ -93,11 +94,19 @@ class TransitionLog:
         self._counts[f"{move}_bytes"] += transition.moved.num_bytes
         self._counts["dropped_bytes"] += transition.moved.dropped_bytes
         self._seconds[move] += transition.seconds
+        phase = transition.cause.removeprefix("enter ").removeprefix("set ").replace(" ", "_")
+        self._counts[f"for_{phase}_bytes"] += transition.moved.num_bytes
+        self._phase_seconds[phase] += transition.seconds
 
     def take_metrics(self) -> dict[str, float]:
         """Counts, bytes, seconds and GB/s since the last call."""
         metrics = {f"residency/{name}": float(count) for name, count in self._counts.items()}
         metrics["residency/seconds"] = sum(self._seconds.values())
+        for phase, seconds in self._phase_seconds.items():
+            metrics[f"residency/for_{phase}_seconds"] = seconds
+            if moved := self._counts[f"for_{phase}_bytes"]:
+                metrics[f"residency/for_{phase}_gb_per_second"] = moved / seconds / 1e9
+        self._phase_seconds.clear()
         for move, seconds in self._seconds.items():
             if self._counts[f"{move}_bytes"]:
                 rate = self._counts[f"{move}_bytes"] / seconds / 1e9

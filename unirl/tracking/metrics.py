@@ -87,6 +87,9 @@ METRICS: Mapping[str, Metric] = {
     # residency/: moves of weights in one window
     "residency/<role>_onloads": Metric("transitions", "times a role's weights went to the device"),
     "residency/<role>_offloads": Metric("transitions", "times they left it"),
+    "residency/for_<phase>_bytes": Metric("bytes", "copied, both ways, so that the phase can work"),
+    "residency/for_<phase>_seconds": Metric("s", "time those moves took"),
+    "residency/for_<phase>_gb_per_second": Metric("GB/s", "those bytes over that time"),
     "residency/<move>_bytes": Metric("bytes", "copied onto the device (onload) or off it"),
     "residency/dropped_bytes": Metric("bytes", "freed without a copy, since the host had them"),
     "residency/<move>_gb_per_second": Metric("GB/s", "those bytes over the time the moves took"),

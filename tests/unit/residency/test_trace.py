@@ -83,6 +83,9 @@ def test_metrics_count_since_they_were_last_taken(tmp_path):
         "residency/seconds": 1.5,
         "residency/onload_gb_per_second": 2.0,
         "residency/offload_gb_per_second": pytest.approx(8e-8),
+        "residency/for_train_bytes": 2 * 10**9 + 40,
+        "residency/for_train_seconds": 1.5,
+        "residency/for_train_gb_per_second": pytest.approx((2 + 4e-8) / 1.5),
     }
     assert log.take_metrics() == {"residency/seconds": 0}
     assert all(describe(name).meaning for name in metrics)
