@@ -401,6 +401,12 @@ class RunConfig(Block):
             role: default if value is None else value for role, (value, default) in asked.items()
         }
 
+    def save_is_due(self, rollouts_done: int) -> bool:
+        """Every save_interval rollouts and after the last one; never with save_interval=0."""
+        return self.save_interval > 0 and (
+            rollouts_done % self.save_interval == 0 or rollouts_done == self.num_rollouts
+        )
+
     @property
     def defers_reduce(self) -> bool:
         """backend.defer_reduce, or what null stands for."""

@@ -39,7 +39,6 @@ from unirl.rollout.engine import SyncedEngine
 from unirl.rollout.replica import replica_components
 from unirl.train.backend import TrainBackend
 from unirl.train.components import train_components
-from unirl.trainer.checkpoints import save_is_due
 from unirl.trainer.roles import AroundStep
 from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload
 
@@ -259,7 +258,7 @@ class RecordingCheckpoints:
         return self._config.save_reads == "device"
 
     def is_due(self, rollouts_done: int) -> bool:
-        return save_is_due(self._config, rollouts_done)
+        return self._config.save_is_due(rollouts_done)
 
     def save(self, rollouts_done: int) -> Path:
         self._watch("save")

@@ -65,7 +65,7 @@ def timeline(config: RunConfig, start: int, num_eval_prompts: int) -> Iterator[P
         yield Phase(PhaseKind.TRAIN, done - 1)
         if config.eval_interval > 0 and done % config.eval_interval == 0:
             yield from _evaluation(config, done, num_eval_prompts)
-        if _saves_on_device(config) and _save_is_due(config, done):
+        if config.save_reads == "device" and config.save_is_due(done):
             yield Phase(PhaseKind.SAVE, done)
 
 
@@ -105,7 +105,3 @@ def _evaluation(config: RunConfig, rollouts_done: int, num_prompts: int) -> Iter
 
 def _saves_on_device(config: RunConfig) -> bool:
     return config.save_interval > 0 and config.save_reads == "device"
-
-
-def _save_is_due(config: RunConfig, done: int) -> bool:
-    return done % config.save_interval == 0 or done == config.num_rollouts

@@ -85,7 +85,7 @@ class Checkpoints:
         return self._config.save_reads == "device"
 
     def is_due(self, rollouts_done: int) -> bool:
-        return save_is_due(self._config, rollouts_done)
+        return self._config.save_is_due(rollouts_done)
 
     def save(self, rollouts_done: int) -> Path:
         """Write checkpoint-<rollouts_done>; see `read_the_device` for where the weights must be.
@@ -106,13 +106,6 @@ class Checkpoints:
         path = save_together(self._store, rollouts_done, write, self._ranks)
         logger.info("saved %s", path)
         return path
-
-
-def save_is_due(config: RunConfig, rollouts_done: int) -> bool:
-    """Every save_interval rollouts and after the last one; never with save_interval=0."""
-    return config.save_interval > 0 and (
-        rollouts_done % config.save_interval == 0 or rollouts_done == config.num_rollouts
-    )
 
 
 def changed_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
