@@ -94,6 +94,7 @@ class FakeDevice:
         for storage, size in zip(storages, sizes, strict=True):
             self._count_operation()
             self._require_room(size)
+            self._names.setdefault(storage, "memory that movers made")
             storage.resize_(size)
             as_bytes(storage).fill_(JUNK)
 

@@ -178,11 +178,13 @@ class HostCopy:
         self.users: set[str] = set()
         """The components that rely on it or did."""
         self.sizes: tuple[int, ...] = ()
-        """Bytes of each storage."""
+        """Bytes of each piece."""
         self.spans: list[Tensor] = []
-        """uint8, one for each storage."""
+        """uint8, one for each piece."""
         self._arena = arena
         self._block: HostBlock | None = None
+        self._starts: list[int] = []
+        """Where each piece begins in the block."""
 
     @property
     def num_bytes(self) -> int:
@@ -192,8 +194,22 @@ class HostCopy:
     def block_bytes(self) -> int:
         return 0 if self._block is None else self._block.memory.numel()
 
+    def joined_spans(self, counts: Sequence[int]) -> list[Tensor]:
+        """uint8, one for as many neighbouring pieces as each count says.
+
+        Pieces that are joined must be multiples of ALIGNMENT: then nothing lies between them.
+        """
+        if len(counts) == len(self.spans):
+            return self.spans
+        assert self._block is not None
+        memory, starts, sizes = self._block.memory, self._starts, self.sizes
+        return [
+            memory[starts[stop - count] : starts[stop - 1] + sizes[stop - 1]]
+            for count, stop in zip(counts, itertools.accumulate(counts), strict=True)
+        ]
+
     def lay_out(self, sizes: Sequence[int], wanted_by: str) -> None:
-        """Make room for storages of these sizes; the same memory again where they are the same."""
+        """Make room for pieces of these sizes; the same memory again where they are the same."""
         if self._block is not None and self.sizes == tuple(sizes):
             return
         self.written_by, self.sizes, self.spans = None, (), []
@@ -202,6 +218,7 @@ class HostCopy:
         self._block = self._arena.allocate(wanted_by, starts.pop())
         memory = self._block.memory
         self.spans = [memory[at : at + size] for at, size in zip(starts, sizes, strict=True)]
+        self._starts = starts
         self.sizes = tuple(sizes)
 
 

@@ -2,16 +2,18 @@
 
 A *storage* is moved, not a tensor: tied weights move once, views and `Parameter` objects stay the
 ones the optimizer knows, and a forgotten reference cannot keep device memory alive, because the
-storage itself is emptied. A parked network raises in its first layer, but elementwise operations on
-an emptied storage crash the process, so every role refuses to be used while it is parked.
+storage itself is emptied. Small storages come back as one (see `packing`). A parked network raises
+in its first layer, but elementwise operations on an emptied storage crash the process, so every
+role refuses to be used while it is parked.
 On a CPU-only machine device and host are both RAM; the same moves are made and tested there.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -31,6 +33,7 @@ from unirl.core.components import (
 from unirl.core.errors import ResidencyError
 from unirl.memory.copies import Device, as_bytes, device_of
 from unirl.memory.hostmem import HostArena, HostCopy
+from unirl.memory.packing import Pack, find_packs, settle, unused_bytes
 
 SAMPLE_BYTES = 4096
 NUM_SAMPLES = 16
@@ -155,6 +158,11 @@ class TensorPart:
         """Storages that have memory again, but not their contents yet."""
         self._moved: weakref.WeakSet[UntypedStorage] = weakref.WeakSet()
         """Storages that were parked before, so the host copy is known to be theirs."""
+        self._pieces: weakref.WeakKeyDictionary[UntypedStorage, tuple[int, ...]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Of packed storages: the sizes of those they replace. The host copy keeps these pieces, so
+        that a component that is packed and one that is not can share it."""
         self._lost_version: Version | None = None
         """Of contents that were dropped."""
 
@@ -176,12 +184,17 @@ class TensorPart:
         """Bytes of each of its storages, each once, also while it is parked."""
         if self._away is not None:
             return self._away
-        storages = (tensor.untyped_storage() for tensor in self._component.tensors())
+        # Not a loop: thousands of tensors may lie in one storage.
+        storages = dict.fromkeys(map(Tensor.untyped_storage, self._component.tensors()))
         return {storage: storage.nbytes() for storage in storages}
 
     def bytes_beside(self, declared: Collection[UntypedStorage]) -> int:
-        """Device memory of storages that it moved once and that are not among the declared."""
-        return sum(storage.nbytes() for storage in self._moved if storage not in declared)
+        """Device memory that it moved once and that no declared tensor lies in any more."""
+        whole = sum(storage.nbytes() for storage in self._moved if storage not in declared)
+        if self._away is not None:
+            return whole
+        tensors, packed = list(self._component.tensors()), self._pieces.items()
+        return whole + sum(unused_bytes(s, p, tensors) for s, p in packed if s in declared)
 
     def park(self, *, copy: bool) -> Moved:
         """Also writes the host copy, whatever `copy` says, where it is not of these tensors."""
@@ -194,7 +207,7 @@ class TensorPart:
         if copies:
             self._write_copy(device, sizes)
         if self.parking is Parking.COPY:
-            self._spans = dict(zip(sizes, self._host_copy.spans, strict=True))
+            self._spans = self._host_spans(sizes)
         else:
             self._lost_version = Version(self._component.version())
         self._away = sizes
@@ -213,15 +226,19 @@ class TensorPart:
             return Moved(0)
         if self.parking is Parking.COPY:
             self._require_whole_copy()
-        device, sizes = self._device(self._away), self._away
+        device, packs = self._device(self._away), find_packs(self._away, self._component.tensors())
+        sizes = self._packed(self._away, packs)
         gone = [s for s, size in sizes.items() if s.nbytes() != size or s in self._unfilled]
-        self._unfilled = set(gone)  # until they are: an attempt that fails may leave them allocated
+        # Until they are filled: an attempt that fails may leave them allocated.
+        self._unfilled = self._away.keys() & gone
         try:
             device.allocate(gone, [sizes[storage] for storage in gone])
-            self._fill(device, gone)
+            self._fill(device, gone, sizes)
+            settle(packs)
         except BaseException:
             device.empty(gone)
             raise
+        self._moved.update(pack.whole for pack in packs)
         self._away, self._spans, self._unfilled = None, {}, set()
         return Moved(sum(sizes.values()) if self.parking is Parking.COPY else 0)
 
@@ -242,18 +259,48 @@ class TensorPart:
 
     def _claim(self) -> dict[UntypedStorage, int]:
         """Its storages and their bytes; refuses those that must not be emptied."""
-        sizes: dict[UntypedStorage, int] = {}
-        for tensor in self._component.tensors():
-            storage = tensor.untyped_storage()
+        sizes = self.storage_bytes()
+        for storage, size in sizes.items():
             if not storage.resizable():
                 raise ResidencyError(
-                    f"{self.name}: a tensor of shape {tuple(tensor.shape)} is mapped from a "
+                    f"{self.name}: a tensor in {size} bytes of memory is mapped from a "
                     "file and cannot be parked; its model family must call own_storages()."
                 )
-            sizes[storage] = storage.nbytes()
         if not self._moved.issuperset(sizes):
             self._refuse_shared()
         return sizes
+
+    def _packed(
+        self, sizes: Mapping[UntypedStorage, int], packs: Iterable[Pack]
+    ) -> Mapping[UntypedStorage, int]:
+        """The parked storages as they come back, in order, and their bytes."""
+        wholes = {storage: pack.whole for pack in packs for storage in pack.storages}
+        pieces: dict[UntypedStorage, list[int]] = {}
+        packed: Counter[UntypedStorage] = Counter()
+        for storage, size in sizes.items():
+            whole = wholes.get(storage, storage)
+            packed[whole] += size
+            if whole is not storage:
+                pieces.setdefault(whole, []).extend(self._pieces.get(storage, (size,)))
+        for whole, those in pieces.items():
+            self._pieces[whole] = tuple(those)
+        return packed
+
+    def _layout(self, sizes: Mapping[UntypedStorage, int]) -> tuple[int, ...]:
+        """Sizes of the pieces that these storages are on the host."""
+        pieces = (self._pieces.get(storage, (size,)) for storage, size in sizes.items())
+        return tuple(itertools.chain.from_iterable(pieces))
+
+    def _host_spans(self, storages: Iterable[UntypedStorage]) -> dict[UntypedStorage, Tensor]:
+        """Where their contents are on the host, one uint8 for each."""
+        storages = list(storages)
+        counts = [len(self._pieces.get(storage, (0,))) for storage in storages]
+        return dict(zip(storages, self._host_copy.joined_spans(counts), strict=True))
+
+    def _device_pieces(self, sizes: Mapping[UntypedStorage, int]) -> Iterator[Tensor]:
+        """uint8 for each piece."""
+        for storage, size in sizes.items():
+            yield from as_bytes(storage).split(self._pieces.get(storage, (size,)))
 
     def _device(self, storages: Iterable[UntypedStorage]) -> Device:
         devices = {storage.device for storage in storages} or {torch.device("cpu")}
@@ -269,13 +316,13 @@ class TensorPart:
         copy = self._host_copy
         if copy.written_by is None:
             return False
-        if copy.sizes == tuple(sizes.values()) and self._moved.issuperset(sizes):
+        if copy.sizes == self._layout(sizes) and self._moved.issuperset(sizes):
             return True
         if copy.users <= {self.name}:
             return False
         self._require_same_layout(sizes)
-        for storage, span in zip(sizes, copy.spans, strict=True):
-            if not _samples_agree(as_bytes(storage), span):
+        for piece, span in zip(self._device_pieces(sizes), copy.spans, strict=True):
+            if not _samples_agree(piece, span):
                 raise ResidencyError(
                     f"{self.name} does not hold what {copy.written_by} left on the host, but both "
                     f"are declared to hold the same (host_key {copy.host_key!r}). Give them keys "
@@ -287,9 +334,10 @@ class TensorPart:
     def _require_same_layout(self, sizes: Mapping[UntypedStorage, int]) -> None:
         copy = self._host_copy
         others = sorted(copy.users - {self.name})
-        if others and copy.sizes != tuple(sizes.values()):
+        layout = self._layout(sizes)
+        if others and copy.sizes != layout:
             raise ResidencyError(
-                f"{self.name} has {len(sizes)} storages of {sum(sizes.values())} bytes in all, but "
+                f"{self.name} has {len(layout)} storages of {sum(layout)} bytes in all, but "
                 f"{others[0]} left {len(copy.sizes)} of {copy.num_bytes} bytes under the same "
                 f"host_key {copy.host_key!r}. Give them keys of their own."
             )
@@ -303,10 +351,10 @@ class TensorPart:
                 f"{self.name} is written, and {others[0]} relies on the same host copy "
                 f"({copy.host_key!r}). Only weights that nobody writes can share one."
             )
-        copy.lay_out(tuple(sizes.values()), self.name)
+        copy.lay_out(self._layout(sizes), self.name)
         copy.written_by = None  # until all of it is there
         try:
-            device.copy_out(list(sizes), copy.spans)
+            device.copy_out(list(sizes), list(self._host_spans(sizes).values()))
         finally:
             device.wait()  # the storages are emptied only once their copies are complete
         copy.written_by = self.name
@@ -319,13 +367,19 @@ class TensorPart:
                 f"{self.host_key!r} failed while it wrote there. Resume from a checkpoint."
             )
 
-    def _fill(self, device: Device, storages: Sequence[UntypedStorage]) -> None:
+    def _fill(
+        self,
+        device: Device,
+        storages: Sequence[UntypedStorage],
+        among: Iterable[UntypedStorage],
+    ) -> None:
         if self.parking is Parking.DROP:
             for storage in storages:
                 as_bytes(storage).fill_(0xFF)
             return
+        spans = self._host_spans(among)
         try:
-            device.copy_in([self._spans[storage] for storage in storages], storages)
+            device.copy_in([spans[storage] for storage in storages], storages)
         finally:
             device.wait()
 
