@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from unirl.config import catalog
 from unirl.config.components import algorithm_capabilities
 from unirl.config.problem import Problem
-from unirl.config.schema import RunConfig
+from unirl.config.schema import RunConfig, SamplingConfig
+from unirl.config.step_selection import selection_problems
 
 
 def batch_geometry(config: RunConfig) -> Iterator[Problem]:
@@ -69,10 +70,12 @@ def _nearest_divisors(number: int, near: int) -> list[int]:
 def stochastic_steps(config: RunConfig) -> Iterator[Problem]:
     """Training needs recorded steps with noise; evaluation may add noise on the same steps only."""
     needed = algorithm_capabilities(config).needs_stochastic_steps
+    sampling = config.sampling
     yield from _noise_level(config, needed)
-    if (needed and config.sampling.eta > 0) or config.eval_eta > 0:
-        yield from _step_selection(config)
-    training = config.sampling.num_inference_steps
+    yield from _starts(sampling)
+    if (needed and sampling.eta > 0) or config.eval_eta > 0:
+        yield from selection_problems(sampling.sde_steps, sampling.num_inference_steps)
+    training = sampling.num_inference_steps
     evaluation = config.eval_sampling.num_inference_steps
     if config.eval_eta > 0 and evaluation not in (None, training):
         yield Problem(
@@ -96,47 +99,28 @@ def _noise_level(config: RunConfig, needed: bool) -> Iterator[Problem]:
         "eval_eta": (config.eval_eta, eval_kernel),
     }
     for key, (eta, kernel) in levels.items():
-        if kernel == "cps" and eta > 1:
+        if kernel in _LARGEST_AMOUNT and eta > 1:
             yield Problem(
                 key,
-                f"is {eta:g}, but with kernel cps the noise is sin(eta pi/2) of its largest "
-                "amount, so eta ends at 1.",
+                f"is {eta:g}, but with kernel {kernel} {_LARGEST_AMOUNT[kernel]}, "
+                "so eta ends at 1.",
             )
 
 
-def _step_selection(config: RunConfig) -> Iterator[Problem]:
-    sde, total = config.sampling.sde_steps, config.sampling.num_inference_steps
-    start, end = sde.range
-    block = "sampling.sde_steps"
-    if not 0 <= start < end <= 1:
-        yield Problem(f"{block}.range", f"is {list(sde.range)}; it needs 0 <= start < end <= 1.")
-        return
-    candidates = sde.candidates(total)
-    selection = (
-        f"of {total} steps, range [{start:g}, {end:g}] selects [int({total} x {start:g}), "
-        f"int({total} x {end:g})) without the last step = [{candidates.start}, {candidates.stop})"
-    )
-    if not candidates:
+_LARGEST_AMOUNT = {
+    "cps": "the noise is sin(eta pi/2) of its largest amount",
+    "ddim": "all noise of a step is fresh at eta=1, as in DDPM",
+}
+
+
+def _starts(sampling: SamplingConfig) -> Iterator[Problem]:
+    per_start, group = sampling.samples_per_start, sampling.samples_per_prompt
+    if per_start is not None and group % per_start:
+        near = " or ".join(str(number) for number in _nearest_divisors(group, per_start))
         yield Problem(
-            f"{block}.range",
-            f"{selection}: none. Widen it, or raise sampling.num_inference_steps.",
-        )
-    elif sde.num_steps is None and sde.strategy != "all":
-        yield Problem(
-            f"{block}.num_steps",
-            f"is null, but strategy={sde.strategy} takes so many of the {len(candidates)} steps in "
-            f"its range. Set {block}.num_steps, or {block}.strategy=all.",
-        )
-    elif sde.num_steps is not None and sde.strategy == "all":
-        yield Problem(
-            f"{block}.num_steps",
-            f"is {sde.num_steps}, but strategy=all takes every step of the range. "
-            f"Set {block}.num_steps=null, or {block}.strategy=random.",
-        )
-    elif sde.num_steps is not None and sde.num_steps > len(candidates):
-        yield Problem(
-            f"{block}.num_steps",
-            f"is {sde.num_steps}, but {selection}: {len(candidates)}. Lower it or widen the range.",
+            "sampling.samples_per_start",
+            f"sampling.samples_per_prompt {group} / sampling.samples_per_start {per_start} = "
+            f"{group / per_start:.2f} starts, which is not a whole number. Set it to {near}.",
         )
 
 

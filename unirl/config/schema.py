@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 Count = Annotated[int, Field(ge=0)]
 PositiveCount = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+KernelName = Literal["flow", "dance", "cps", "flash", "ddim"]
+SolverName = Literal["euler", "dpmpp_2m", "unipc"]
 
 
 class Block(BaseModel):
@@ -69,15 +71,28 @@ class ModelConfig(Block):
 class SdeStepsConfig(Block):
     """Which of the T denoising steps are stochastic and recorded for training."""
 
-    strategy: Literal["all", "random", "window", "progressive"] = "all"
+    strategy: Literal["all", "random", "window", "progressive", "stratified", "list"] = "all"
     """all: every step of the range; random: num_steps of it without replacement; window: num_steps
-    consecutive ones, start drawn per rollout; progressive: such a window that moves on slowly."""
+    consecutive ones, start drawn per rollout; progressive: such a window that moves on slowly;
+    stratified: one step per sample, spread evenly over a group; list: those of `steps`."""
     range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
     """Fraction of the schedule they are taken from: steps [int(T*a), int(T*b))."""
+    steps: list[Count] | None = None
+    """list: the steps themselves, counted from 0, whatever `range` says."""
     num_steps: PositiveCount | None = None
     """Needed by random, window and progressive."""
     rollouts_per_window: PositiveCount = 25
-    """progressive: rollouts before the window moves by one step."""
+    """progressive: rollouts before the window moves."""
+    window_stride: PositiveCount = 1
+    """progressive: steps it moves by; num_steps leaves no overlap."""
+    window_pace: Literal["constant", "decay", "exp_decay"] = "constant"
+    """progressive: how long the window stays on its way from the first position to the last:
+    rollouts_per_window everywhere, or falling from that to min_rollouts_per_window, linearly or
+    geometrically."""
+    min_rollouts_per_window: PositiveCount = 1
+    """progressive, with window_pace decay or exp_decay: rollouts at the last position."""
+    roll_back: bool = False
+    """progressive: start again at the first position after the last; otherwise stay there."""
 
     def candidates(self, num_inference_steps: int) -> range:
         """The steps of `range`. The last step of a schedule is never one of them: its Gaussian is
@@ -99,14 +114,37 @@ class SamplingConfig(Block):
     """Pixels."""
     width: PositiveCount = 512
     """Pixels."""
-    kernel: Literal["flow", "dance", "cps"] = "flow"
-    """Transition of a stochastic step: Flow-GRPO's, DanceGRPO's or coefficients-preserving."""
+    kernel: KernelName = "flow"
+    """Transition of a stochastic step: Flow-GRPO's, DanceGRPO's, coefficients-preserving,
+    FlashGRPO's, or DDIM's with eta (DDPO)."""
     eta: float = Field(default=0.7, ge=0)
     """Noise level. Larger explores more and trains on noisier images."""
+    solver: SolverName = "euler"
+    """Of the steps that are not stochastic: first order, or DPM-Solver++ 2M or UniPC, which need
+    fewer steps for the same image."""
+    sigma_schedule: Literal["model", "linear", "karras", "exponential"] = "model"
+    """model: the one the model is deployed with; otherwise the spacing of the noise levels."""
+    shift: float | None = Field(default=None, gt=0)
+    """Moves another schedule than the model's to higher noise: s' = shift s / (1 + (shift - 1) s).
+    Null: 1."""
+    thin_after: PositiveCount = 1
+    """Of the steps after the last stochastic one only every n-th is made (MixGRPO-Flash): cheaper,
+    coarser endings; use solver=dpmpp_2m with it. 1 makes all."""
     init_same_noise: bool = False
     """All samples of a group start from the same noise, so only the SDE steps tell them apart. Up
     to the first of these the network is asked once for all of them, in sampling and training."""
+    samples_per_start: PositiveCount | None = None
+    """Samples that start from the same noise: a group is made of branches of
+    samples_per_prompt / samples_per_start starts (TempFlow-GRPO). Null: all with init_same_noise,
+    else 1."""
     sde_steps: SdeStepsConfig = SdeStepsConfig()
+
+    @property
+    def num_samples_per_start(self) -> int:
+        """samples_per_start, or what null stands for."""
+        if self.samples_per_start is not None:
+            return self.samples_per_start
+        return self.samples_per_prompt if self.init_same_noise else 1
 
 
 class EvalSamplingConfig(Block):
@@ -120,15 +158,22 @@ class EvalSamplingConfig(Block):
     """Pixels."""
     width: PositiveCount | None = None
     """Pixels."""
-    kernel: Literal["flow", "dance", "cps"] | None = None
+    kernel: KernelName | None = None
     """Transition of stochastic steps, with eval_eta above 0."""
+    solver: SolverName | None = None
+    """Of the steps that are not stochastic."""
+    sigma_schedule: Literal["model", "linear", "karras", "exponential"] | None = None
+    """Spacing of the noise levels."""
+    shift: float | None = Field(default=None, gt=0)
+    """Of the schedule."""
 
 
 class RolloutConfig(Block):
     """The sampling role."""
 
     engine: str = "trainside"
-    """trainside samples with the trained weights; replica keeps its own copy of the model."""
+    """trainside samples with the trained weights; replica keeps its own copy of the model; recorded
+    returns the images that prompts name in metadata.images."""
     forward_batch_size: Count = 0
     """Samples per network call while sampling; 0 takes all samples of a request at once. On
     several devices, sampling is the same bit for bit where it divides a device's samples."""
@@ -166,22 +211,85 @@ class RewardConfig(Block):
 
 
 class AlgorithmConfig(Block):
-    """The loss."""
+    """The loss. Each algorithm reads some of these keys; setting another one is an error."""
 
     path: str = "flow_grpo"
     """A built-in name, or `package.module:Class` for your own."""
+    args: dict[str, Any] = {}
+    """Your own algorithm's keys; built-in ones have none of these."""
+    adv_clip_max: float = Field(default=5.0, gt=0)
+    """Advantages are clipped to +-adv_clip_max."""
+
     clip_range: float = Field(default=1e-4, gt=0)
     """The ratio is clipped to [1 - clip_range, 1 + clip_range_high]. Log-probs are means over
     latent elements, so useful values are 1e-5 to 1e-2."""
     clip_range_high: float | None = Field(default=None, gt=0)
     """Null: the same as clip_range."""
-    adv_clip_max: float = Field(default=5.0, gt=0)
-    """Advantages are clipped to +-adv_clip_max."""
+    clip_schedule: Literal["constant", "linear_decay", "cosine_decay"] = "constant"
+    """How the clip range goes on through the run: it falls to half (linear) or to 0 (cosine)."""
     old_log_prob: Literal["rollout", "replay"] = "replay"
     """Anchor of the ratio. replay: recomputed before the first update in the training
     micro-batches, so the first ratio is exactly 1; rollout: the engine's own numbers."""
     kl_coefficient: float = Field(default=0.0, ge=0)
-    """Weight of the exact Gaussian KL (nats per latent element) to the model without adapter."""
+    """Weight of the divergence from the reference, in the unit of kl_form. 0 costs nothing."""
+    kl_form: Literal["nats", "step_scaled", "mean_mse", "velocity_mse"] = "nats"
+    """nats: exact Gaussian KL per latent element; step_scaled: that times -dt, as flow_grpo and
+    verl-omni have it; mean_mse and velocity_mse: squared distance of means or velocities."""
+    reference: Literal["base", "ema"] = "base"
+    """base: the model without its adapter; ema: a running average of the trained weights."""
+    ema_decay: Fraction = 0.99
+    """reference=ema: what the average keeps of itself per optimizer step."""
+
+    kl_mask_threshold: float = Field(default=1e-5, gt=0)
+    """flow_dppo: divergence from the old policy (nats per latent element) beyond which steps that
+    lead further away are left out."""
+    loss_per_time: bool = True
+    """grpo_guard: divide the loss by -dt, as flow_grpo and verl-omni do; false as Flow-Factory."""
+    weight_scale: float = Field(default=2.25, gt=0)
+    """tempflow_grpo: steps weigh weight_scale times the standard deviation of their noise."""
+
+    timesteps_per_sample: PositiveCount = 2
+    """Noise levels each clean sample is trained at. More is steadier and costs as much more."""
+    timestep_choice: Literal["schedule", "random"] = "schedule"
+    """schedule: drawn from the rollout's own levels without replacement; random: uniform."""
+    mix_beta: float = Field(default=1.0, gt=0)
+    """diffusion_nft: how far the implicit positive and negative policies lie from the old one."""
+    old_decay_start: Count = 0
+    """diffusion_nft: the old policy keeps min(rate * (step - start), max) of itself per step."""
+    old_decay_rate: float = Field(default=0.001, ge=0)
+    """See old_decay_start; the paper's schedules are (0, 0.001, 0.5) and (75, 0.0075, 0.999)."""
+    old_decay_max: Fraction = 0.5
+    """See old_decay_start; 0 makes the old policy the present one."""
+    adaptive_weight: bool = True
+    """diffusion_nft: divide each sample's error by its own size."""
+    error_power: float = Field(default=1.0, gt=0, le=1)
+    """awm: the implicit log-prob is minus the velocity error to this power; below 1 it counts
+    large errors less."""
+    preference_beta: float = Field(default=100.0, gt=0)
+    """diffusion_dpo: temperature. Errors are means over latent elements; sums need a beta smaller
+    by their number."""
+
+    last_steps: PositiveCount = 1
+    """draft: steps at the end that gradients run through; each keeps its activations."""
+    random_last_steps: bool = False
+    """draft: draw their number from 1 to last_steps for each rollout (AlignProp)."""
+    start_range: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.75, 1.0]
+    """refl: part of the schedule from which one step is drawn per rollout. Early predictions are
+    blurred, late ones leave little to change."""
+    reward_cap: float | None = None
+    """draft, refl: the loss is max(0, reward_cap - reward); null: minus the reward."""
+
+    teachers: dict[str, str] = {}
+    """distillation: domain -> checkpoint or safetensors file of weights like the trained ones."""
+    teacher_key: str = "domain"
+    """distillation: metadata field of a prompt that names its teacher; one teacher needs none."""
+    distill_form: Literal["nats", "mean_mse"] = "nats"
+    """distillation: KL of the step to the teacher's, or half the squared distance of means."""
+
+    def start_steps(self, num_inference_steps: int) -> range:
+        """refl: the steps of start_range."""
+        first, end = (int(num_inference_steps * fraction) for fraction in self.start_range)
+        return range(first, end)
 
 
 class OptimizerConfig(Block):
@@ -320,6 +428,17 @@ class RunConfig(Block):
     """Rollouts between weight syncs."""
     adv_use_global_std: bool = False
     """Divide advantages by the batch's standard deviation instead of the group's."""
+    adv_ddof: Annotated[int, Field(ge=0, le=1)] = 0
+    """0: population standard deviation; 1: sample standard deviation, as in verl-omni and
+    DanceGRPO."""
+    adv_epsilon: float = Field(default=1e-8, ge=0)
+    """Added to the standard deviation; flow_grpo and verl-omni add 1e-4."""
+    adv_group: Literal["prompt", "start"] = "prompt"
+    """Which samples are compared: those of a prompt, or those that also share their start noise."""
+    adv_best_of: PositiveCount | None = None
+    """Train on this many samples of a group only: the best and the worst half of them."""
+    adv_trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Rewards beyond this and 1 - this quantile of the batch are taken back to it first."""
     adv_per_component: bool = False
     """Normalise each scorer's scores on their own, then weight and add (GDPO). Otherwise a scorer
     whose scores differ little within a group is drowned by one whose scores differ much."""
@@ -348,6 +467,10 @@ class RunConfig(Block):
     host_budget_gib: float | None = Field(default=None, gt=0)
     """What parked weights may take on the host, per process, taken as it is. Null: the memory of
     the machine or container less a reserve."""
+
+    doctor: bool = True
+    """Look at the first window before it is trained on, and warn of what is not fine. On several
+    devices nobody looks."""
 
     eval_interval: Count = 0
     """Rollouts between evaluations; 0 turns them off."""

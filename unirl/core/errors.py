@@ -16,6 +16,10 @@ class DataError(UnirlError):
     """A prompt file or a prompt record is unusable."""
 
 
+class RolloutError(UnirlError):
+    """A rollout engine did something else than it was asked."""
+
+
 class RewardError(UnirlError):
     """A scorer failed and the failure policy does not allow to go on."""
 
@@ -30,6 +34,10 @@ class WeightSyncError(UnirlError):
 
 class ResidencyError(UnirlError):
     """A role was used while parked, or a move of its weights failed."""
+
+
+class TrainingError(UnirlError):
+    """The loss is not a number to train on."""
 
 
 class ModelError(UnirlError):

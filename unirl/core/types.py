@@ -52,6 +52,8 @@ class SamplingParams:
     """Noise level of the SDE steps; 0 makes every step an ODE step."""
     kernel: str
     """Name of the transition kernel, see `samplers.kernels`."""
+    solver: str = "euler"
+    """Name of the solver of the steps that are not stochastic, see `samplers.solvers`."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +65,26 @@ class RolloutRequest:
     sampling: SamplingParams
     sigmas: tuple[float, ...]
     """T+1 noise levels from 1 to 0."""
-    sde_steps: tuple[int, ...]
-    """The S steps that are sampled as an SDE and recorded, ascending; empty for an ODE."""
+    sde_steps: tuple[tuple[int, ...], ...]
+    """For each of B samples its S steps that are sampled as an SDE and recorded, ascending; S is
+    the same for all, and 0 for an ODE."""
     initial_noise_keys: tuple[str, ...]
     """B keys; equal keys give equal start noise."""
     step_noise_keys: tuple[str, ...]
     """B keys; the noise of step t is drawn from key and t."""
     weight_version: int | None
     """The version the engine must hold; None: the weights it was built with."""
+    kept_steps: tuple[int, ...] = ()
+    """Steps before which the latents are kept besides, ascending, for algorithms that go on from
+    there."""
 
     def __len__(self) -> int:
         return len(self.prompts) * self.samples_per_prompt
+
+    @property
+    def num_sde_steps(self) -> int:
+        """S."""
+        return len(self.sde_steps[0]) if self.sde_steps else 0
 
     @property
     def start_names(self) -> list[tuple[int, str]]:
@@ -122,6 +133,10 @@ class Trajectory:
     """[B, S, *latent] state after it, exactly the numbers the log-prob was computed on."""
     log_probs: Tensor
     """[B, S] log-probability under the sampling policy, mean over latent elements, float32."""
+    steps: Tensor
+    """[B, S] int64: which step of the schedule each one is, as the engine made it."""
+    kept_latents: Tensor
+    """[B, K, *latent] state before each of the request's kept_steps, float32."""
     final_latents: Tensor
     """[B, *latent] the clean end of the path."""
 
@@ -137,6 +152,8 @@ class Rollout:
     """For classifier-free guidance; None when guidance_scale <= 1."""
     images: Tensor
     """[B, 3, H, W] uint8."""
+    sigmas: tuple[float, ...]
+    """The noise levels the engine stepped through, to be held against those asked for."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +185,9 @@ class ScoredRollout:
     rewards: Rewards
     """Of N samples."""
     advantages: Tensor
-    """[N] float32, 0 where not valid."""
+    """[N] float32, 0 where not trained."""
+    trained: Tensor
+    """[N] bool: valid samples that training takes; the others' rows are left out."""
 
     def __len__(self) -> int:
         """This rank's samples."""

@@ -36,6 +36,7 @@ def own_part(request: RolloutRequest, ranks: Ranks) -> RolloutRequest:
         prompts=PromptBatch(tuple(request.prompts.records[p] for p in prompts)),
         initial_noise_keys=tuple(request.initial_noise_keys[s] for s in samples),
         step_noise_keys=tuple(request.step_noise_keys[s] for s in samples),
+        sde_steps=tuple(request.sde_steps[s] for s in samples),
     )
 
 

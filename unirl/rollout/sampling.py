@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 import torch
 
 from unirl.core.types import Conditioning, Rollout, RolloutRequest, Trajectory
@@ -11,6 +13,8 @@ from unirl.samplers.distinct import distinct
 from unirl.samplers.guidance import guided_velocity
 from unirl.samplers.kernels import make_kernel
 from unirl.samplers.noise import keyed_noise
+from unirl.samplers.parametrisation import start_scale
+from unirl.samplers.solvers import make_solver
 
 
 @torch.no_grad()
@@ -32,7 +36,12 @@ def sample_with_model(
         trajectories.append(trajectory)
         images.append(model.decode(trajectory.final_latents).cpu())
     return Rollout(
-        request, _concatenate(trajectories), conditioning, negative, images=torch.cat(images)
+        request,
+        concatenate(trajectories),
+        conditioning,
+        negative,
+        images=torch.cat(images),
+        sigmas=request.sigmas,
     )
 
 
@@ -48,13 +57,9 @@ def _denoise(
     shape = model.latent_shape(sampling.height, sampling.width)
     step_keys = [request.step_noise_keys[row] for row in rows.tolist()]
     initial_keys = [request.initial_noise_keys[row] for row in rows.tolist()]
-    starts = distinct([request.start_names[row] for row in rows.tolist()])
-    each = distinct(range(len(rows)))
-    # Up to its first stochastic step, a sample is told from others by its start alone.
-    last_shared_step = min(request.sde_steps, default=sampling.num_inference_steps)
 
     def velocity(latents: torch.Tensor, sigma: torch.Tensor, step: int) -> torch.Tensor:
-        asked = starts if step <= last_shared_step else each
+        asked = distinct(_state_names(request, rows.tolist(), step))
         kinds = guided_velocity(
             model,
             latents[asked.first.to(device)],
@@ -67,18 +72,34 @@ def _denoise(
 
     return sample_trajectory(
         velocity,
-        keyed_noise(initial_keys, shape).to(device),
+        keyed_noise(initial_keys, shape).to(device) * start_scale(request.sigmas[0]),
         request.sigmas,
         make_kernel(sampling.kernel, sampling.eta, request.sigmas),
-        request.sde_steps,
+        make_solver(sampling.solver, request.sigmas),
+        [request.sde_steps[row] for row in rows.tolist()],
         lambda step: keyed_noise([f"{key}/step-{step}" for key in step_keys], shape).to(device),
+        request.kept_steps,
     )
 
 
-def _concatenate(parts: list[Trajectory]) -> Trajectory:
+def _state_names(request: RolloutRequest, rows: Sequence[int], step: int) -> list[Hashable]:
+    """Names of the samples' states before a step; equal ones are one state.
+
+    Up to its first stochastic step, a sample is told from others by its start alone.
+    """
+    starts = request.start_names
+    return [
+        starts[row] if step <= min(request.sde_steps[row], default=step) else row for row in rows
+    ]
+
+
+def concatenate(parts: Sequence[Trajectory]) -> Trajectory:
+    """The samples of all parts."""
     return Trajectory(
         latents=torch.cat([part.latents for part in parts]),
         next_latents=torch.cat([part.next_latents for part in parts]),
         log_probs=torch.cat([part.log_probs for part in parts]),
+        steps=torch.cat([part.steps for part in parts]),
+        kept_latents=torch.cat([part.kept_latents for part in parts]),
         final_latents=torch.cat([part.final_latents for part in parts]),
     )

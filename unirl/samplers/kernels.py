@@ -28,8 +28,8 @@ class Kernel:
 
     name: str
     eta: float
-    sigma_max: float
-    """Stands in for sigma in 1 / (1 - sigma) where sigma = 1: the schedule's second sigma."""
+    sigmas: tuple[float, ...]
+    """The schedule: T+1 levels from the largest to 0."""
 
     def transition(
         self, latents: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor
@@ -45,19 +45,42 @@ class Kernel:
 
 
 def make_kernel(name: str, eta: float, sigmas: tuple[float, ...]) -> Kernel:
-    """The kernel `name` for the schedule `sigmas` (T+1 values from 1 to 0)."""
-    return Kernel(name, eta, sigma_max=sigmas[1])
+    """The kernel `name` for the schedule `sigmas` (T+1 levels from the largest to 0)."""
+    return Kernel(name, eta, sigmas)
+
+
+def velocity_sensitivity(std: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+    """[R] |d log p / d velocity| of one latent element whose noise is 1, for the reverse-SDE
+    kernels flow, dance and flash; std (of the whole step) and sigmas are [R].
+
+    With log p's mean over latent elements the gradient is this over their number. One over it is
+    the weight FlashGRPO gives a step: 1 / (sqrt(-dt) / g + g sqrt(-dt) (1 - s) / (2 s)) for the
+    diffusion g = std / sqrt(-dt).
+    """
+    return (sigma - sigma_next) / std + std * (1 - sigma) / (2 * sigma)
 
 
 def _flow(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, kernel: Kernel) -> Gaussian:
-    """Flow-GRPO's reverse-time SDE (arXiv:2505.05470): diffusion eta sqrt(s / (1 - s))."""
-    s_safe = torch.where(s == 1, torch.full_like(s, kernel.sigma_max), s)
+    """Flow-GRPO's reverse-time SDE (arXiv:2505.05470): diffusion eta sqrt(s / (1 - s)).
+
+    Where s = 1 the schedule's second level stands in for it in 1 - s.
+    """
+    s_safe = torch.where(s == 1, torch.full_like(s, kernel.sigmas[1]), s)
     return _reverse_sde(x, v, s, s_next, kernel.eta * (s / (1 - s_safe)).sqrt())
 
 
 def _dance(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, kernel: Kernel) -> Gaussian:
     """DanceGRPO's SDE (arXiv:2505.07818): the same drift with constant diffusion eta."""
     return _reverse_sde(x, v, s, s_next, torch.full_like(s, kernel.eta))
+
+
+def _flash(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, kernel: Kernel) -> Gaussian:
+    """FlashGRPO's SDE: the same drift with diffusion eta (s_min + (s_max - s_min) s).
+
+    Our reading: s_min and s_max are the schedule's smallest level above 0 and its largest.
+    """
+    largest, smallest = max(kernel.sigmas), min(level for level in kernel.sigmas if level > 0)
+    return _reverse_sde(x, v, s, s_next, kernel.eta * (smallest + (largest - smallest) * s))
 
 
 def _reverse_sde(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, diffusion: Tensor) -> Gaussian:
@@ -72,7 +95,23 @@ def _cps(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, kernel: Kernel) -> Gau
     The log-prob is the true Gaussian one; public ports use -(x' - mean)^2, without 1 / (2 std^2)
     and constants, so their clip ranges are in another unit.
     """
-    std = s_next * math.sin(kernel.eta * math.pi / 2)
+    return _renoise(x, v, s, s_next, s_next * math.sin(kernel.eta * math.pi / 2))
+
+
+def _ddim(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, kernel: Kernel) -> Gaussian:
+    """DDIM with eta (arXiv:2010.02502, eq. 12 and 16), the sampler of DDPO (arXiv:2305.13301).
+
+    eta = 0 is the ODE, eta = 1 the ancestral sampling of DDPM. In flow coordinates
+    y = x / (alpha + sigma) the equations lose their alphas: with q = sigma / alpha = s / (1 - s)
+    eq. 16 is std = eta s' sqrt(1 - (q' / q)^2). Log-probs differ from those in x by the constant
+    log(alpha' + sigma'), ratios and divergences not at all.
+    """
+    kept = s_next * (1 - s) / (s * (1 - s_next))
+    return _renoise(x, v, s, s_next, kernel.eta * s_next * (1 - kept**2).sqrt())
+
+
+def _renoise(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, std: Tensor) -> Gaussian:
+    """The predicted clean image at level s', whose noise is fresh for std of it, at most s'."""
     clean = x - s * v
     noise = x + (1 - s) * v
     return Gaussian((1 - s_next) * clean + (s_next**2 - std**2).sqrt() * noise, std)
@@ -81,7 +120,9 @@ def _cps(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, kernel: Kernel) -> Gau
 _TRANSITIONS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Kernel], Gaussian]] = {
     "flow": _flow,
     "dance": _dance,
+    "flash": _flash,
     "cps": _cps,
+    "ddim": _ddim,
 }
 
 

@@ -120,7 +120,7 @@ def test_cps_at_its_largest_noise_level_is_finite_and_keeps_the_noise_amplitude(
     assert float(gaussian.std[0]) == pytest.approx(sigmas[4])
 
 
-@pytest.mark.parametrize("kernel", ["flow", "dance", "cps"])
+@pytest.mark.parametrize("kernel", ["flow", "dance", "flash", "cps", "ddim"])
 def test_samples_of_a_batch_may_stand_at_different_noise_levels(kernel):
     sigmas = SCHEDULES["linspace_shift3"]
     inputs = TENSORS["img"]
