@@ -55,7 +55,8 @@ class OcrRecognizer:
             str(model_path), options, providers=["CPUExecutionProvider"]
         )
         self._input_name = self._session.get_inputs()[0].name
-        self._alphabet = read_alphabet(self._session)
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        self._alphabet = make_alphabet(metadata["character"])
 
     def read(self, images: np.ndarray) -> list[str]:
         """One string per image, NFKC and upper case. images: uint8 [B, 3, H, W], numpy or torch."""
@@ -65,13 +66,17 @@ class OcrRecognizer:
             feeds = {self._input_name: pixels[start : start + BATCH_SIZE]}
             classes = np.asarray(self._session.run(None, feeds)[0]).argmax(axis=-1)  # [B, T]
             texts += [ctc_collapse(row, self._alphabet) for row in classes]
-        return [unicodedata.normalize("NFKC", text).upper() for text in texts]
+        return [same_letter(text) for text in texts]
 
 
-def read_alphabet(session: onnxruntime.InferenceSession) -> list[str]:
-    """Characters by class index: the CTC blank, the list in the model's metadata, the space."""
-    characters = session.get_modelmeta().custom_metadata_map["character"].splitlines()
-    return ["", *characters, " "]
+def make_alphabet(characters: str) -> list[str]:
+    """Characters by class index: the CTC blank, the lines of the model's metadata, the space."""
+    return ["", *characters.splitlines(), " "]
+
+
+def same_letter(text: str) -> str:
+    """One spelling for what the reward does not tell apart: case, full-width and other forms."""
+    return unicodedata.normalize("NFKC", text).upper()
 
 
 def recognizer_input(images: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from unirl.core.components import Component
@@ -35,3 +36,25 @@ class Scorer(ABC):
     def required_metadata(self) -> Sequence[str]:
         """Metadata fields every prompt record must have; checked before the run starts."""
         return ()
+
+
+class DifferentiableScorer(Scorer):
+    """A scorer that can also tell how each pixel moves its score (DRaFT, arXiv:2309.17400).
+
+    class Brightness(DifferentiableScorer):
+        def score_differentiable(self, images, records):
+            return images.mean(dim=(1, 2, 3))
+    """
+
+    @abstractmethod
+    def score_differentiable(self, images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+        """[B] float32 scores with a gradient to images [B, 3, H, W] float32 in [0, 1].
+
+        Images may be on any device; the scores are on the same one. The network's own weights get
+        no gradient. Float32 also inside the caller's autocast.
+        """
+
+    def score(self, images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+        """`score_differentiable` of the same pixels without the gradient."""
+        with torch.no_grad():
+            return self.score_differentiable(images.float() / 255, records)

@@ -15,7 +15,7 @@ from unirl.core.errors import ConfigError, DataError, RewardError
 from unirl.core.types import PromptRecord, Rewards, Rollout
 from unirl.memory.hostmem import HostArena
 from unirl.memory.movers import RoleWeights
-from unirl.reward.scorer import Scorer
+from unirl.reward.scorer import DifferentiableScorer, Scorer
 
 logger = logging.getLogger("unirl.reward")
 
@@ -98,6 +98,29 @@ class RewardService:
             except RewardError as error:
                 logger.warning("judge left out of this evaluation: %s", error)
         return scores
+
+    def require_differentiable(self) -> None:
+        """Raise ConfigError naming the scorers that gradients cannot go through."""
+        dead = [
+            name
+            for name, weighted in self._scorers.items()
+            if not isinstance(weighted.scorer, DifferentiableScorer)
+        ]
+        if dead:
+            raise ConfigError(
+                f"reward.scorers: {', '.join(dead)} cannot be differentiated, but the algorithm "
+                "takes the gradient of the reward. Use differentiable scorers, and move these to "
+                "eval_rewards."
+            )
+
+    def differentiable(self, images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+        """[B] weighted total of images [B, 3, H, W] float32 in [0, 1], with gradient."""
+        self._weights.require_resident("the reward service", "be differentiated")
+        total = images.new_zeros(len(images))
+        for weighted in self._scorers.values():
+            assert isinstance(weighted.scorer, DifferentiableScorer)
+            total = total + weighted.weight * weighted.scorer.score_differentiable(images, records)
+        return total
 
     def _attempt(
         self, name: str, scorer: Scorer, rollout: Rollout, records: Sequence[PromptRecord]

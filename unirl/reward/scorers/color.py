@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from unirl.config.resources import resolve_path
 from unirl.core.types import PromptRecord
-from unirl.reward.color_match import color_score
-from unirl.reward.scorer import Scorer
+from unirl.reward.color_match import color_scores
+from unirl.reward.scorer import DifferentiableScorer
 
 
-class ColorScorer(Scorer):
+class ColorScorer(DifferentiableScorer):
     """Half closeness of the background colour, half of the text colour, in [0, 1]."""
 
     def __init__(self, colors: str = "pkg:numbers/colors.json") -> None:
@@ -26,12 +27,16 @@ class ColorScorer(Scorer):
     def required_metadata(self) -> Sequence[str]:
         return ("text_color", "background")
 
-    def score(self, images: Tensor, records: Sequence[PromptRecord]) -> list[float]:
-        return [
-            color_score(
-                image,
-                self._text_colors[record.metadata["text_color"]],
-                self._backgrounds[record.metadata["background"]],
-            )
-            for image, record in zip(images.numpy(), records, strict=True)
-        ]
+    def score_differentiable(self, images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+        """[B] scores; only colours within COLOR_TOLERANCE of the wanted one have a gradient."""
+        text = _wanted(self._text_colors, "text_color", records)
+        background = _wanted(self._backgrounds, "background", records)
+        return color_scores(images * 255, text.to(images.device), background.to(images.device))
+
+
+def _wanted(
+    table: Mapping[str, Sequence[int]], field: str, records: Sequence[PromptRecord]
+) -> Tensor:
+    """[B, 3] float32 colours that the records name."""
+    rows = [table[record.metadata[field]] for record in records]
+    return torch.tensor(rows, dtype=torch.float32).view(-1, 3)
