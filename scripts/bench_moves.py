@@ -13,6 +13,9 @@ and an unpark gets pages that the kernel must find and clear first, which takes 
 the copy, or several times as long where it has no huge pages: hence `fresh`. One thread, best of
 all repeats.
 
+Last, a swap: one half of the base leaves while the other comes, one after the other and with copies
+both ways at once. On a CPU a copy is complete when it has started, so there is nothing to gain.
+
     python scripts/bench_moves.py                     # under a minute and 5 GiB on a CPU
     python scripts/bench_moves.py --gib 8 --repeats 5
 """
@@ -24,6 +27,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -59,6 +63,7 @@ def main() -> None:
     print(f"{'':32}{'ours':>7}{'flat':>7}{'':7}{'each':>7}{'':7}{'fresh':>7}")
     for weights in kinds(args.gib):
         measure(weights, device, args.repeats)
+    measure_swap(args.gib / 2, device, args.repeats)
 
 
 def kinds(gib: float) -> Iterable[Weights]:
@@ -110,6 +115,41 @@ def one_round(part: Movable, weights: Weights, device: torch.device) -> Seconds:
     flat, each = copies([weights.num_bytes], device), copies(weights.sizes, device)
     fresh = no_fresh_memory if device.type == "cuda" else fresh_on_cpu
     return Seconds(park, unpark, drop, *flat, *each, *fresh(weights.num_bytes))
+
+
+def measure_swap(gib: float, device: torch.device, repeats: int) -> None:
+    """Print GB/s, both ways together, of exchanging two components of this size."""
+    host = HostArena(host_limit(), pin=device.type == "cuda")
+    sizes = [64 * MIB] * max(1, round(gib * GIB / (64 * MIB)))
+    leaving, coming = (some_part(name, sizes, host, device) for name in ("leaving", "coming"))
+    for part in (leaving, coming):
+        part.park(copy=True)
+    leaving.unpark()
+    best = {one_after_the_other: math.inf, at_once: math.inf}
+    for _ in range(repeats):
+        for swap in best:
+            best[swap] = min(best[swap], seconds(partial(swap, leaving, coming)))
+            leaving, coming = coming, leaving
+    after, together = (2 * sum(sizes) / taken / 1e9 for taken in best.values())
+    name = f"swap, {sum(sizes) / GIB:.2f} GiB each way"
+    print(f"{name:32}{after:7.1f} one after the other, {together:.1f} at once", end="")
+    print(f" ({together / after:.2f})")
+
+
+def some_part(name: str, sizes: list[int], host: HostArena, device: torch.device) -> Movable:
+    tensors = [torch.ones(size, dtype=torch.uint8, device=device) for size in sizes]
+    return RoleWeights([TensorComponent(name, lambda: tensors, lambda: FROZEN)], host).parts[0]
+
+
+def one_after_the_other(leaving: Movable, coming: Movable) -> None:
+    leaving.park(copy=True)
+    coming.unpark()
+
+
+def at_once(leaving: Movable, coming: Movable) -> None:
+    out, back = leaving.start_park(copy=True), coming.start_unpark()
+    back.finish()
+    out.finish()
 
 
 def copies(sizes: list[int], device: torch.device) -> tuple[float, float]:

@@ -13,12 +13,14 @@ failed; 2: there is no GPU.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -70,7 +72,7 @@ def main() -> int:
         return 2
     started = time.perf_counter()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, base of {args.gib} GiB")
-    base = Base(args.gib)
+    base = Base(args.gib, HostArena(host_limit(), pin=True))
     checks: list[Check] = []
     for group in (rates, freed_bytes, frozen_traffic, growth):
         checks += group(base)
@@ -86,7 +88,7 @@ def main() -> int:
 class Base:
     """Frozen weights on the GPU, and a page-locked arena to park them in."""
 
-    def __init__(self, gib: float) -> None:
+    def __init__(self, gib: float, host: HostArena, name: str = "base") -> None:
         count = max(1, round(gib * GIB / (64 * MIB)))
         self.tensors = [
             torch.empty(64 * MIB, dtype=torch.uint8, device="cuda") for _ in range(count)
@@ -94,8 +96,8 @@ class Base:
         for tensor in self.tensors:
             tensor.random_(0, 256)
         self.num_bytes = count * 64 * MIB
-        self.host = HostArena(host_limit(), pin=True)
-        declared = TensorComponent("base", lambda: self.tensors, lambda: FROZEN)
+        self.host = host
+        declared = TensorComponent(name, lambda: self.tensors, lambda: FROZEN)
         self.part: Movable = RoleWeights([declared], self.host).parts[0]
 
     def digest(self) -> list[int]:
@@ -119,8 +121,34 @@ def rates(base: Base) -> Iterator[Check]:
     yield against_limit("unpark", inward, limit_in)
     pinned = base.host.copy_of("base").spans[0].is_pinned()
     yield Check("host copy is page-locked", str(pinned), "True", pinned)
+    yield from swap_rates(base)
     same = base.digest() == before
-    yield Check("bytes after 7 round trips", "equal" if same else "differ", "equal", same)
+    yield Check("bytes after all round trips", "equal" if same else "differ", "equal", same)
+
+
+def swap_rates(base: Base) -> Iterator[Check]:
+    """The base leaves while another of its size comes: in turn, and with copies at once."""
+    leaving, coming = base.part, Base(base.num_bytes / GIB, base.host, "other").part
+    coming.park(copy=True)
+    best = {in_turn: math.inf, at_once: math.inf}
+    for _ in range(2):
+        for swap in best:
+            best[swap] = min(best[swap], seconds(partial(swap, leaving, coming)))
+            leaving, coming = coming, leaving
+    after, together = (2 * base.num_bytes / taken / 1e9 for taken in best.values())
+    name, gain = "swap: GB/s in turn, at once, gain", together / after
+    yield Check(name, f"{after:.1f} {together:.1f} {gain:.2f}", "gain > 1", gain > 1)
+
+
+def in_turn(leaving: Movable, coming: Movable) -> None:
+    leaving.park(copy=True)
+    coming.unpark()
+
+
+def at_once(leaving: Movable, coming: Movable) -> None:
+    out, back = leaving.start_park(copy=True), coming.start_unpark()
+    back.finish()
+    out.finish()
 
 
 def against_limit(move: str, rate: float, limit: float) -> Check:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unirl.core.components import VOID, Movable, Moved, Parking, Version, Void
+from unirl.core.components import VOID, Movable, Moved, Parking, StartedMove, Version, Void
 from unirl.distributed.ranks import OneRank
 from unirl.residency.planner import INITIALLY_ON_DEVICE, ResidencyPlanner
 from unirl.residency.policy import ResidencyPolicy, Role
@@ -63,6 +63,12 @@ class RecordingPart:
         self.is_resident = True
         self.moved.append("in")
         return Moved(self.size)
+
+    def start_park(self, *, copy: bool) -> StartedMove:
+        return StartedMove.at_once(lambda: self.park(copy=copy))
+
+    def start_unpark(self) -> StartedMove:
+        return StartedMove.at_once(self.unpark)
 
 
 @dataclass

@@ -41,14 +41,35 @@ def test_the_gate_does_what_its_plan_says(tmp_path: Path, overrides: tuple[str, 
         ("residency=auto", "device_budget_gib=0.03", *FREE),
         ("residency=auto", "device_budget_gib=0.03", "train_resident=false"),
         ("weight_sync_interval=2", *ALL_PARKED),
+        ("overlap_moves=true", "device_budget_gib=1", *ALL_PARKED),
+        ("overlap_moves=true", "device_budget_gib=0.03", "residency=auto", *FREE),
     ],
-    ids=["train parked", "full weights", "auto", "auto with a key set", "rare syncs"],
+    ids=[
+        "train parked",
+        "full weights",
+        "auto",
+        "auto with a key set",
+        "rare syncs",
+        "overlap",
+        "overlap with auto",
+    ],
 )
 def test_a_busy_run_does_what_its_plan_says(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     run = train(tmp_path / "run", *BUSY, *overrides, recipe=REPLICA)
     assert run.exit_code == 0, run.errors
     code, text = compare_with_plan(run)
     assert code == 0, text
+
+
+def test_moves_overlap_in_a_run_where_the_plan_says_so(tmp_path: Path) -> None:
+    words = (*ALL_PARKED, "overlap_moves=true", "device_budget_gib=1", *BUSY)
+    lines = train(tmp_path / "run", *words, recipe=REPLICA).lines()
+    overlapped = [line for line in lines if line["rule"] == "overlap"]
+    assert {(line["role"], line["move"]) for line in overlapped} >= {
+        ("train", "offload"),
+        ("rollout", "onload"),
+    }
+    assert len(overlapped) < len(lines), "only where both ways have something to copy"
 
 
 def test_a_run_that_did_something_else_is_told_where(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from runs import GATE, assert_same_state, command
 FAST = ("sampling.num_inference_steps=4", "model.precision=fp32", "~eval_rewards")
 """Nothing that the counts depend on."""
 
+OVERLAP = ("overlap_moves=true", "device_budget_gib=1")
 CYCLE = [
     "train offload",
     "rollout onload",
@@ -45,15 +46,18 @@ CYCLE = [
     ],
     ids=["all-parked", "train-and-reward-resident", "evaluate-and-save", "chunks", "windows"],
 )
+@pytest.mark.parametrize("moves_overlap", [(), OVERLAP], ids=["release first", "overlap"])
 def test_the_published_arms_hold(
     tmp_path: Path,
+    moves_overlap: tuple[str, ...],
     overrides: str,
     onloads: tuple[int, int, int],
     reward_offloads: int,
     num_transitions: int,
     checkpoints: list[int],
 ) -> None:
-    run = command("train", tmp_path / "gate", GATE, *FAST, *overrides.split())
+    words = (*FAST, *moves_overlap, *overrides.split())
+    run = command("train", tmp_path / "gate", GATE, *words)
     assert run.exit_code == 0, run.errors
     moves = run.moves()
     counts = Counter(moves)

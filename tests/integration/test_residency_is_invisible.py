@@ -28,6 +28,7 @@ def test_parking_all_roles_is_bit_identical_to_keeping_all(tmp_path: Path, preci
     assert resident.numbers() == parked.numbers()
 
 
+ALL_PARKED = ("train_resident=false", "rollout_resident=false", "reward_resident=false")
 FREE = ("train_resident=null", "rollout_resident=null", "reward_resident=null")
 
 
@@ -38,8 +39,17 @@ FREE = ("train_resident=null", "rollout_resident=null", "reward_resident=null")
         ("residency=auto", "device_budget_gib=0.03", *FREE),
         ("residency=auto", "device_budget_gib=10", *FREE),
         ("residency=auto", "device_budget_gib=0.03", "rollout.share_base=true", *FREE),
+        ("overlap_moves=true", "device_budget_gib=1", *ALL_PARKED),
+        ("overlap_moves=true", "device_budget_gib=1", "rollout.share_base=true", *ALL_PARKED),
     ],
-    ids=["shared base", "tight budget", "ample budget", "tight budget, shared base"],
+    ids=[
+        "shared base",
+        "tight budget",
+        "ample budget",
+        "tight budget, shared base",
+        "overlap",
+        "overlap, shared base",
+    ],
 )
 def test_where_weights_lie_changes_nothing_else(tmp_path: Path, where: tuple[str, ...]) -> None:
     resident = train(tmp_path / "resident", *BUSY, recipe=REPLICA)

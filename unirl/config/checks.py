@@ -22,7 +22,7 @@ from unirl.config.components import (
 from unirl.config.geometry import batch_geometry, device_geometry, image_size, stochastic_steps
 from unirl.config.keys import nearest_name
 from unirl.config.problem import Problem
-from unirl.config.residency_checks import automatic, save_from_host, shared_base
+from unirl.config.residency_checks import automatic, overlap, save_from_host, shared_base
 from unirl.config.resources import release_names, resolve_path
 from unirl.config.reward_checks import (
     all_scorers,
@@ -316,6 +316,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     shared_base: ("rollout", "stack.lora", "num_devices", "backend.mesh"),
     save_from_host: ("save_reads", "num_devices", "backend.mesh"),
     automatic: ("residency", "rollout.engine"),
+    overlap: ("overlap_moves", "device_budget_gib", "device"),
     fractions: ("layout", "train_fraction", "reward_fraction"),
     _model_path: ("model.path",),
     _release: ("model.release",),

@@ -41,6 +41,15 @@ def save_from_host(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def overlap(config: RunConfig) -> Iterator[Problem]:
+    if config.overlap_moves and config.device_budget_gib is None and config.device == "cpu":
+        yield Problem(
+            "overlap_moves",
+            "is true, but with device=cpu and no device_budget_gib nothing says whether what "
+            "leaves and what comes fit together. Set device_budget_gib, or overlap_moves=false.",
+        )
+
+
 def automatic(config: RunConfig) -> Iterator[Problem]:
     if config.residency == "auto" and engine_capabilities(config).shares_train_weights:
         yield Problem(

@@ -108,8 +108,28 @@ class Moved:
         return self.num_bytes + self.dropped_bytes
 
 
+@dataclass(frozen=True)
+class StartedMove:
+    """A move whose copies are on their way; until it is finished its component is where it was."""
+
+    wait: Callable[[], None]
+    """Return when its copies are complete."""
+    finish: Callable[[], Moved]
+    """Wait, then change places: free the device side, or hand over what arrived there."""
+    give_up: Callable[[], None]
+    """Wait, then free what was taken for the move."""
+
+    @classmethod
+    def at_once(cls, move: Callable[[], Moved]) -> StartedMove:
+        """A move without copies to wait for: all of it is made when it is finished."""
+        return cls(wait=lambda: None, finish=move, give_up=lambda: None)
+
+
 class Movable(Protocol):
-    """One component as the planner moves it. A failed move leaves it as it was."""
+    """One component as the planner moves it. A failed move leaves it as it was.
+
+    A move can be made in two halves, so that copies off the device and onto it overlap.
+    """
 
     @property
     def name(self) -> str:
@@ -151,6 +171,14 @@ class Movable(Protocol):
         """Free the device side; `copy`: the host copy is out of date, so write it first."""
         ...
 
+    def start_park(self, *, copy: bool) -> StartedMove:
+        """Start the copy to the host, if any; the device side is freed at the end."""
+        ...
+
     def unpark(self) -> Moved:
         """Bring it back onto the device; contents come from the host copy where it has one."""
+        ...
+
+    def start_unpark(self) -> StartedMove:
+        """Take its device memory and start the copy into it; neither is used before the end."""
         ...

@@ -14,6 +14,7 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -26,6 +27,7 @@ from unirl.core.components import (
     Moved,
     Parking,
     RebuiltComponent,
+    StartedMove,
     TensorComponent,
     Version,
     Void,
@@ -198,14 +200,31 @@ class TensorPart:
 
     def park(self, *, copy: bool) -> Moved:
         """Also writes the host copy, whatever `copy` says, where it is not of these tensors."""
+        return self.start_park(copy=copy).finish()
+
+    def start_park(self, *, copy: bool) -> StartedMove:
         if self.parking is Parking.KEEP or not self.is_resident:
-            return Moved(0)
+            return StartedMove.at_once(partial(Moved, 0))
         self._before_parking()
         sizes = self._claim()
-        device, num_bytes = self._device(sizes), sum(sizes.values())
-        copies = self.parking is Parking.COPY and (copy or not self._is_on_host(sizes))
-        if copies:
-            self._write_copy(device, sizes)
+        device = self._device(sizes)
+        if self.parking is Parking.COPY and (copy or not self._is_on_host(sizes)):
+            self._start_copy(device, sizes)
+            complete = partial(self._complete_copy, device)
+            moved = Moved(sum(sizes.values()))
+        else:
+            complete, moved = nothing, Moved(0, sum(sizes.values()))
+        return StartedMove(complete, partial(self._leave, device, sizes, complete, moved), complete)
+
+    def _leave(
+        self,
+        device: Device,
+        sizes: dict[UntypedStorage, int],
+        complete: Callable[[], None],
+        moved: Moved,
+    ) -> Moved:
+        """Free the device side once the host has what it needs."""
+        complete()
         if self.parking is Parking.COPY:
             self._spans = self._host_spans(sizes)
         else:
@@ -218,12 +237,15 @@ class TensorPart:
             raise
         if not self._moved.issuperset(sizes):
             self._moved.update(sizes)
-        return Moved(num_bytes) if copies else Moved(0, num_bytes)
+        return moved
 
     def unpark(self) -> Moved:
         """Contents that were dropped come back with all bits set: NaN in every float format."""
+        return self.start_unpark().finish()
+
+    def start_unpark(self) -> StartedMove:
         if self._away is None:
-            return Moved(0)
+            return StartedMove.at_once(partial(Moved, 0))
         if self.parking is Parking.COPY:
             self._require_whole_copy()
         device, packs = self._device(self._away), find_packs(self._away, self._component.tensors())
@@ -231,16 +253,34 @@ class TensorPart:
         gone = [s for s, size in sizes.items() if s.nbytes() != size or s in self._unfilled]
         # Until they are filled: an attempt that fails may leave them allocated.
         self._unfilled = self._away.keys() & gone
+        stay = partial(self._stay_away, device, gone)
         try:
             device.allocate(gone, [sizes[storage] for storage in gone])
-            self._fill(device, gone, sizes)
+            self._start_filling(device, gone, sizes)
+        except BaseException:
+            stay()
+            raise
+        moved = Moved(sum(sizes.values()) if self.parking is Parking.COPY else 0)
+        return StartedMove(device.wait, partial(self._arrive, device, packs, stay, moved), stay)
+
+    def _arrive(
+        self, device: Device, packs: Sequence[Pack], stay: Callable[[], None], moved: Moved
+    ) -> Moved:
+        """Use what was brought in."""
+        try:
+            device.wait()
             settle(packs)
         except BaseException:
-            device.empty(gone)
+            stay()
             raise
         self._moved.update(pack.whole for pack in packs)
         self._away, self._spans, self._unfilled = None, {}, set()
-        return Moved(sum(sizes.values()) if self.parking is Parking.COPY else 0)
+        return moved
+
+    def _stay_away(self, device: Device, taken: Sequence[UntypedStorage]) -> None:
+        """Free the memory that was taken to come back."""
+        device.wait()
+        device.empty(taken)
 
     def read(self, tensor: Tensor) -> Tensor:
         """A fresh CPU copy of one of its tensors, from wherever the values are."""
@@ -342,7 +382,7 @@ class TensorPart:
                 f"host_key {copy.host_key!r}. Give them keys of their own."
             )
 
-    def _write_copy(self, device: Device, sizes: Mapping[UntypedStorage, int]) -> None:
+    def _start_copy(self, device: Device, sizes: Mapping[UntypedStorage, int]) -> None:
         copy = self._host_copy
         self._require_same_layout(sizes)
         others = sorted(copy.users - {self.name})
@@ -355,10 +395,15 @@ class TensorPart:
         copy.written_by = None  # until all of it is there
         try:
             device.copy_out(list(sizes), list(self._host_spans(sizes).values()))
-        finally:
-            device.wait()  # the storages are emptied only once their copies are complete
-        copy.written_by = self.name
-        copy.users.add(self.name)
+        except BaseException:
+            device.wait()  # some copies may have started
+            raise
+
+    def _complete_copy(self, device: Device) -> None:
+        """The storages are emptied, and the host copy is read, only after this."""
+        device.wait()
+        self._host_copy.written_by = self.name
+        self._host_copy.users.add(self.name)
 
     def _require_whole_copy(self) -> None:
         if self._host_copy.written_by is None:
@@ -367,7 +412,7 @@ class TensorPart:
                 f"{self.host_key!r} failed while it wrote there. Resume from a checkpoint."
             )
 
-    def _fill(
+    def _start_filling(
         self,
         device: Device,
         storages: Sequence[UntypedStorage],
@@ -378,10 +423,7 @@ class TensorPart:
                 as_bytes(storage).fill_(0xFF)
             return
         spans = self._host_spans(among)
-        try:
-            device.copy_in([spans[storage] for storage in storages], storages)
-        finally:
-            device.wait()
+        device.copy_in([spans[storage] for storage in storages], storages)
 
 
 class RebuiltPart:
@@ -418,12 +460,18 @@ class RebuiltPart:
         self.is_resident = False
         return Moved(0, dropped)
 
+    def start_park(self, *, copy: bool) -> StartedMove:
+        return StartedMove.at_once(partial(self.park, copy=copy))
+
     def unpark(self) -> Moved:
         if self.is_resident:
             return Moved(0)
         built = self._component.rebuild()
         self.is_resident = True
         return Moved(built)
+
+    def start_unpark(self) -> StartedMove:
+        return StartedMove.at_once(self.unpark)
 
 
 def _unique_names(components: Sequence[Component]) -> list[str]:

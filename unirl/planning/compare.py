@@ -18,6 +18,7 @@ COMPARED = (
     "role",
     "move",
     "cause",
+    "rule",
     "component",
     "moved_bytes",
     "dropped_bytes",

@@ -26,11 +26,20 @@ from unirl.planning.simulate import Counts, Networks, Notes, simulate
 from unirl.planning.workspace import Workspace, estimate_workspace
 from unirl.residency.auto import Assignment, AutoRule, assign_window
 from unirl.residency.gaps import Part
-from unirl.residency.plan import Line, Peak, Traffic, peaks, steady_window, traffic
+from unirl.residency.plan import (
+    Line,
+    Peak,
+    Traffic,
+    peaks,
+    seconds_of,
+    steady_window,
+    traffic,
+)
 from unirl.residency.policy import KeepRule, ResidencyPolicy, Role
 from unirl.residency.problem import ResidencyProblem
 from unirl.residency.timeline import PhaseKind, phase_kinds, plain_window, timeline
 
+UNLIMITED = 2**62
 WRITTEN_IN = {
     "nobody": frozenset[PhaseKind](),
     "optimizer step": frozenset({PhaseKind.TRAIN}),
@@ -66,6 +75,10 @@ class Plan:
     @property
     def window_traffic(self) -> Traffic:
         return traffic(self.window)
+
+    @property
+    def window_seconds(self) -> float:
+        return seconds_of(self.window, self.target.onload_rate, self.target.offload_rate)
 
     @property
     def host_bytes(self) -> int:
@@ -112,7 +125,8 @@ def make_plan(
         trained = blueprint_model(config, with_encoders=shares)
         engine = trained.model if shares else sampled.model
         networks = Networks(trained.model, engine, trained.block_classes)
-        return simulate(config, networks, reward[0], rule, counts)
+        overlap_bytes = _overlap_bytes(config, needed, target.budget_bytes)
+        return simulate(config, networks, reward[0], rule, counts, overlap_bytes)
 
     notes = run(ResidencyPolicy.of(config))
     problem = residency_problem(config, notes, needed, target.budget_bytes)
@@ -224,9 +238,20 @@ def residency_problem(
     return ResidencyProblem(
         parts=tuple(parts),
         workspace={kind: needed[kind] + resting for kind in phase_kinds(config)},
-        budget_bytes=2**62 if budget_bytes is None else budget_bytes,
+        budget_bytes=UNLIMITED if budget_bytes is None else budget_bytes,
         explicit=_asked(config),
+        kept_bytes=workspace[PhaseKind.REWARD],
     )
+
+
+def _overlap_bytes(
+    config: RunConfig, needed: Mapping[PhaseKind, int], budget_bytes: int | None
+) -> int | None:
+    """As `ResidencyProblem.overlap_bytes` says; None: what leaves is released first."""
+    if not config.overlap_moves:
+        return None
+    # What is recorded of a window's rollouts is all that the reward phase needs beside its parts.
+    return (UNLIMITED if budget_bytes is None else budget_bytes) - needed[PhaseKind.REWARD]
 
 
 def _part(part: Movable, roles: frozenset[Role]) -> Part:
@@ -304,6 +329,8 @@ def _remarks(config: RunConfig, budget_bytes: int | None) -> list[str]:
     remarks = ["scorers' activations, the CUDA context"]
     if config.residency == "auto" and budget_bytes is None:
         remarks.append("a budget, so auto keeps everything; give --gpu, --budget-gib or its key")
+    if config.overlap_moves and budget_bytes is None:
+        remarks.append("a budget, so moves always overlap; give --gpu, --budget-gib or its key")
     missing = [path for path in (config.data.train, config.data.eval) if path]
     missing = [path for path in missing if not resolve_path(path).is_file()]
     if missing:

@@ -20,6 +20,7 @@ from unirl.core.components import (
     Moved,
     Parking,
     RebuiltComponent,
+    StartedMove,
     TensorComponent,
     Version,
     Void,
@@ -107,6 +108,12 @@ class RecordingPart:
     def unpark(self) -> Moved:
         self._is_resident = True
         return Moved(0 if self.parking is Parking.DROP else self._parked_bytes)
+
+    def start_park(self, *, copy: bool) -> StartedMove:
+        return StartedMove.at_once(lambda: self.park(copy=copy))
+
+    def start_unpark(self) -> StartedMove:
+        return StartedMove.at_once(self.unpark)
 
     def _size(self) -> int:
         """Asked once it is not 0: moments appear with the first step, nothing else changes."""

@@ -10,7 +10,15 @@ from unirl.core.errors import ConfigError
 from unirl.planning.plan import Plan, automatic, free_problem
 from unirl.residency.auto import Assignment, assign_window, explain
 from unirl.residency.directory import State
-from unirl.residency.plan import Peak, Traffic, traffic, transition_text, transitions
+from unirl.residency.plan import (
+    Line,
+    Peak,
+    Traffic,
+    is_overlapped,
+    traffic,
+    transition_text,
+    transitions,
+)
 from unirl.residency.problem import ResidencyProblem, size_text
 from unirl.residency.timeline import plain_window
 
@@ -118,14 +126,32 @@ def _moves(plan: Plan) -> list[str]:
     for group in transitions(plan.window):
         one = traffic(group)
         if one.moved_bytes or one.dropped_bytes:
-            lines.append(f"  {transition_text(group):16} {_traffic(one)}")
+            rule = "; overlap" if is_overlapped(group) else ""
+            lines.append(f"  {transition_text(group):16} {_traffic(one)}{rule}")
     if len(lines) == 1:
         lines.append("  none")
     total = plan.window_traffic
-    seconds = total.seconds(plan.target.onload_rate, plan.target.offload_rate)
     rates = f"{plan.target.onload_rate / 1e9:g} GB/s"
-    lines.append(f"  in all           {_traffic(total)}; about {seconds:.2f} s at {rates}")
-    return lines
+    lines.append(
+        f"  in all           {_traffic(total)}; about {plan.window_seconds:.2f} s at {rates}"
+    )
+    return [*lines, *_overlaps(plan)]
+
+
+def _overlaps(plan: Plan) -> list[str]:
+    """The fullest moment in which one side has not left yet and the other is there."""
+    if not plan.config.overlap_moves:
+        return []
+    both = [line["device_bytes"] for line in plan.notes.lines if _is_leaving_late(line)]
+    if not both:
+        return ["  overlap          nowhere: both sides do not fit, or only one has to be copied"]
+    budget = plan.target.budget_bytes
+    share = "" if budget is None else f", {max(both) / budget:.0%} of budget"
+    return [f"  overlap          at most {size_text(max(both))} while both sides are there{share}"]
+
+
+def _is_leaving_late(line: Line) -> bool:
+    return is_overlapped([line]) and line["move"] == "offload" and line["component"] is not None
 
 
 def _window_text(plan: Plan) -> str:
@@ -253,7 +279,7 @@ def as_json(plan: Plan, recipe: str) -> dict[str, Any]:
             "onload_bytes": total.onload_bytes,
             "offload_bytes": total.offload_bytes,
             "dropped_bytes": total.dropped_bytes,
-            "seconds": total.seconds(target.onload_rate, target.offload_rate),
+            "seconds": plan.window_seconds,
         },
         "host_bytes": plan.notes.host_bytes,
         "moves": _without_seconds(plan),

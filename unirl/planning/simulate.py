@@ -119,14 +119,20 @@ def simulate(
     reward_parts: Sequence[Component],
     rule: KeepRule,
     counts: Counts,
+    overlap_bytes: int | None = None,
 ) -> Notes:
-    """Notes of a whole run of `config`; cut config.num_rollouts for a part of it."""
+    """Notes of a whole run of `config`; cut config.num_rollouts for a part of it.
+
+    overlap_bytes: as `ResidencyPlanner` takes it.
+    """
     recorder = _Recorder()
     with ExitStack() as group:
         backend = _lay_out(config, networks, group)
         stack = RecordingStack(networks.trained, backend, config, recorder.watch)
         engine = _engine(config, networks, stack, recorder.watch)
-        trainer = _assemble(config, networks, stack, engine, reward_parts, rule, counts, recorder)
+        trainer = _assemble(
+            config, networks, stack, engine, reward_parts, rule, counts, overlap_bytes, recorder
+        )
         trainer.train(start=0)
     for part in recorder.notes.parts.values():
         held = recorder.notes.host_bytes
@@ -169,6 +175,7 @@ def _assemble(
     reward_parts: Sequence[Component],
     rule: KeepRule,
     counts: Counts,
+    overlap_bytes: int | None,
     recorder: _Recorder,
 ) -> DiffusionTrainer:
     scorers = list(config.reward.scorers) if config.reward else []
@@ -185,6 +192,7 @@ def _assemble(
         recorder.record,
         lambda: None,
         bystanders=stack.parts,
+        overlap_bytes=overlap_bytes,
         announce=lambda transitions: None,
     )
     recorder.planner = planner

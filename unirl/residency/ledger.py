@@ -43,11 +43,22 @@ class Ledger:
         self._host[part.host_key] = max(part.host_bytes(), self._host.get(part.host_key, 0))
         self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
 
+    def expect(self, part: Movable) -> None:
+        """Count a component that is on its way onto the device as if it were there."""
+        self._device[part.name] = part.num_bytes()
+        self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
+
+    def has_room(self, parts: Iterable[Movable], within_bytes: int | None = None) -> bool:
+        """Whether these parts fit beside what is on the device; `within_bytes`: a tighter limit."""
+        wanted = self.device_bytes + sum(part.num_bytes() for part in parts)
+        limits = (self._budget_bytes, within_bytes)
+        return all(limit is None or wanted <= limit for limit in limits)
+
     def require_room(self, part: Movable) -> None:
         """Raise ResidencyError when the part would not fit beside what is on the device."""
-        wanted = self.device_bytes + part.num_bytes()
-        if self._budget_bytes is None or wanted <= self._budget_bytes:
+        if self.has_room([part]):
             return
+        assert self._budget_bytes is not None
         largest = sorted(self._device.items(), key=lambda item: (-item[1], item[0]))[:3]
         held = ", ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in largest)
         raise ResidencyError(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unirl.residency.plan import Line, PhaseNote
+from unirl.residency.plan import Line, PhaseNote, handoffs, is_overlapped, seconds_of, traffic
 from unirl.residency.timeline import PhaseKind
 from unirl.tracking.files import output_errors
 
@@ -41,7 +41,7 @@ def move_events(process: int, line: Line, start: float, seconds: float) -> Itera
     """A slice for one line of transitions.jsonl and the counters after it."""
     if line["component"] is None:
         return
-    args = {key: line[key] for key in ("cause", "version", "moved_bytes", "dropped_bytes")}
+    args = {key: line[key] for key in ("cause", "rule", "version", "moved_bytes", "dropped_bytes")}
     name = f"{line['component']} {line['from']} to {line['to']}"
     yield _slice(process, TRACKS[line["move"]], name, start, seconds, args)
     held = {place: line[f"{place}_bytes"] for place in ("device", "host")}
@@ -73,16 +73,15 @@ def planned_events(
     workspace: Mapping[PhaseKind, int],
     budget_bytes: int | None,
 ) -> Iterator[Event]:
-    """A plan's trace: moves at `rates` (bytes per second by `onload` and `offload`), one after the
-    other, and phases of one length. The counter `in all` is components and workspace together."""
+    """A plan's trace: moves at `rates` (bytes per second by `onload` and `offload`), and phases of
+    one length. The counter `in all` is components and workspace together."""
     yield from head(0, "plan")
     now = 0.0
     written = 0
     for note in notes:
-        for line in lines[written : note.num_lines]:
-            seconds = line["moved_bytes"] / rates[line["move"]]
-            yield from move_events(0, line, now, seconds)
-            now += seconds
+        for group in handoffs(lines[written : note.num_lines]):
+            yield from _planned_moves(group, now, rates)
+            now += seconds_of(group, rates["onload"], rates["offload"])
         written = note.num_lines
         yield phase_event(0, note.kind.value, now, PLANNED_PHASE_SECONDS)
         held = sum(note.device_bytes.values())
@@ -92,6 +91,21 @@ def planned_events(
         yield {**counter(0, now, in_all), "name": "phase"}
         now += PLANNED_PHASE_SECONDS
         yield {**counter(0, now, {**in_all, "in all": held}), "name": "phase"}
+
+
+def _planned_moves(
+    group: Sequence[Line], start: float, rates: Mapping[str, float]
+) -> Iterator[Event]:
+    """Moves of one handoff; each way takes all of its time where both go at once."""
+    whole = seconds_of(group, rates["onload"], rates["offload"])
+    for move, rate in rates.items():
+        way, now = [line for line in group if line["move"] == move], start
+        moved = traffic(way).moved_bytes
+        slower = whole * rate / moved if moved and is_overlapped(group) else 1.0
+        for line in way:
+            seconds = line["moved_bytes"] / rate * slower
+            yield from move_events(0, line, now, seconds)
+            now += seconds
 
 
 class TraceFile:
@@ -104,6 +118,8 @@ class TraceFile:
     def __init__(self, path: Path, rank: int) -> None:
         self._path = path
         self._rank = rank
+        self._leaving: list[Line] = []
+        """Lines of a handoff that is not over."""
         with output_errors(path):
             self._file = path.open("a", encoding="utf-8")
             if self._file.tell() == 0:
@@ -116,7 +132,15 @@ class TraceFile:
         self._write(phase_event(self._rank, name, time.time() - seconds, seconds))
 
     def moves(self, lines: Sequence[Line]) -> None:
-        """A transition that has just ended."""
+        """A transition that has just ended; of an overlapped handoff, its last one ends them."""
+        if is_overlapped(lines) and lines[0]["move"] == "offload":
+            self._leaving += lines
+            return
+        self._draw(self._leaving)
+        self._draw(lines)
+        self._leaving = []
+
+    def _draw(self, lines: Sequence[Line]) -> None:
         now = time.time() - sum(line["seconds"] for line in lines)
         for line in lines:
             for event in move_events(self._rank, line, now, line["seconds"]):

@@ -3,7 +3,8 @@
 Callers say which role works next (`enter`) or change one role alone (`set`). A role is a list of
 components, and one component may serve several roles. The planner moves exactly what changes
 something: off the device what nobody needs and no rule keeps, then onto it what the next role
-lacks. How a move is made, and undone, is in `transaction`; what must be copied, in `directory`.
+lacks. How a move is made, and undone, is in `transaction`; how roles leave while another comes, in
+`handoff`; what must be copied, in `directory`.
 Pure: no torch.
 """
 
@@ -14,14 +15,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from unirl.core.components import Movable, Parking
 from unirl.core.errors import ResidencyError
 from unirl.residency.directory import Directory, State
+from unirl.residency.handoff import OverlappedHandoff
 from unirl.residency.ledger import Ledger
 from unirl.residency.policy import KeepRule, Role
 from unirl.residency.transaction import Transaction
-from unirl.residency.transition import Transition
+from unirl.residency.transition import MoveRule, Transition
 from unirl.residency.watch import DeviceWatch
 
 logger = logging.getLogger("unirl.residency")
@@ -59,12 +62,14 @@ class ResidencyPlanner:
         wait_for_ranks: Callable[[], None],
         bystanders: Sequence[Movable] = (),
         budget_bytes: int | None = None,
+        overlap_bytes: int | None = None,
         announce: Callable[[Sequence[Transition]], None] = log_transitions,
         allocated_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`wait_for_ranks` is called after each transition: no rank uses memory that another still
         fills. `bystanders` take memory of the slab and are accounted, whether they move or not.
-        `announce` is told of the transitions that one request led to."""
+        `overlap_bytes`: what components may take while some leave and others come; None: what
+        leaves is released first. `announce` is told of the transitions that one request led to."""
         self._rule = rule
         self._components = {role: tuple(parts) for role, parts in components.items()}
         self._record = record
@@ -79,6 +84,9 @@ class ResidencyPlanner:
         self.ledger = Ledger(budget_bytes)
         self.ledger.read(self._accounted)
         self._transaction = Transaction(self._directory, self.ledger)
+        self._handoff = OverlappedHandoff(
+            self._directory, self.ledger, self._transaction, overlap_bytes
+        )
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -123,8 +131,9 @@ class ResidencyPlanner:
         is untracked.
         """
         self._rule.enter(active)
-        self.make_room(active, preserve)
-        self._apply([_Move(active, True)], f"enter {active.value}", active)
+        if not self._exchange(active, preserve):
+            self.make_room(active, preserve)
+            self._apply([_Move(active, True)], f"enter {active.value}", active)
         self._watch.entered(active, self.ledger.device_bytes)
 
     def make_room(self, active: Role, preserve: Collection[Role] = ()) -> None:
@@ -171,6 +180,63 @@ class ResidencyPlanner:
                 errors[0].add_note(f"also failed: {later}")
             raise errors[0]
 
+    def _exchange(self, active: Role, preserve: Collection[Role]) -> bool:
+        """Let roles leave while `active` comes; False, with nothing moved, where it does not pay or
+        both sides do not fit."""
+        self._transaction.require_sound()
+        if not self._changes_something(_Move(active, True), active):
+            return False
+        self.ledger.read(self._accounted)
+        leaving, coming = self._leaving(active, preserve), self._to_bring(active)
+        if not self._handoff.pays([*chain(*leaving.values())], coming):
+            return False
+        self._hand_over(leaving, active, coming)
+        return True
+
+    def _leaving(self, active: Role, preserve: Collection[Role]) -> dict[Role, list[Movable]]:
+        """What would be parked for `active`; nothing moves."""
+        leaving: dict[Role, list[Movable]] = {}
+        before = dict(self._on_device)
+        try:
+            for move in self._idle(active, preserve):
+                if self._changes_something(move, active):
+                    leaving[move.role] = self._to_park(move.role, active)
+                    self._on_device[move.role] = False  # as it would be for the next role
+        finally:
+            self._on_device = before
+        return leaving
+
+    def _hand_over(
+        self, leaving: Mapping[Role, Sequence[Movable]], active: Role, coming: Sequence[Movable]
+    ) -> None:
+        """Transitions whose moves overlap: accounted, recorded and announced as they always are."""
+        cause = f"enter {active.value}"
+        try:
+            handed = self._handoff.run([*chain(*leaving.values())], coming, self._watch.before_move)
+        except Exception as error:
+            error.add_note(f"while moving: {', '.join(r.value for r in leaving)}, cause: {cause}")
+            raise
+        left = iter(handed.left)
+        moves = {role: tuple(islice(left, len(parts))) for role, parts in leaving.items()}
+        transitions = [
+            Transition(
+                seq=self._seq + number,
+                role=role,
+                to_device=role is active,
+                cause=cause,
+                moves=those,
+                seconds=sum(move.seconds for move in those),
+                rule=MoveRule.OVERLAP,
+            )
+            for number, (role, those) in enumerate({**moves, active: handed.came}.items(), start=1)
+        ]
+        self._seq += len(transitions)
+        self._watch.after_moves(transitions, handed.allocated_bytes)
+        for transition in transitions:
+            self._note(transition)
+        self._announce(transitions[:-1])
+        self._announce(transitions[-1:])
+
     def _changes_something(self, move: _Move, active: Role | None) -> bool:
         role = move.role
         if role not in self._components:
@@ -195,14 +261,18 @@ class ResidencyPlanner:
         started = time.perf_counter()
         moves = self._transaction.run(parts, to_device=to_device)
         seconds = time.perf_counter() - started
-        if not is_loan:
-            self._on_device[role] = to_device
         self._seq += 1
-        transition = Transition(self._seq, role, to_device, cause, moves, seconds, is_loan)
-        self._watch.after_move(transition, allocated)
+        transition = Transition(self._seq, role, to_device, cause, moves, seconds, is_loan=is_loan)
+        self._watch.after_moves([transition], allocated)
+        self._note(transition)
+        return transition
+
+    def _note(self, transition: Transition) -> None:
+        """The roles' states, the record, and the other ranks."""
+        if not transition.is_loan:
+            self._on_device[transition.role] = transition.to_device
         self._record(transition)
         self._wait_for_ranks()
-        return transition
 
     def _on_demand(self) -> list[Movable]:
         return [part for part in self._accounted if part.on_demand]

@@ -38,6 +38,13 @@ class ResidencyProblem:
     """The residency keys: true keeps the role's parts always, false parks them whenever idle, None
     leaves them to the search. A shared part is kept if one of its roles is, and parked only if all
     are."""
+    kept_bytes: int = 0
+    """Of the workspace, what lies there between phases too: recorded transitions."""
+
+    @property
+    def overlap_bytes(self) -> int:
+        """What parts may take while some leave and others come."""
+        return self.budget_bytes - self.kept_bytes
 
     def forced(self, part: Part) -> bool | None:
         """What the residency keys say about a part."""

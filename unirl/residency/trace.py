@@ -13,7 +13,7 @@ from typing import Any
 
 from unirl.core.components import Moved
 from unirl.residency.perfetto import TraceFile
-from unirl.residency.transition import Transition
+from unirl.residency.transition import MoveRule, Transition
 from unirl.tracking.files import output_errors
 
 
@@ -28,6 +28,7 @@ def lines_of(
         "role": transition.role.value,
         "move": "onload" if transition.to_device else "offload",
         "cause": transition.cause,
+        "rule": transition.rule.value,
     }
     if not transition.moves:
         yield {**common, "component": None, "seconds": transition.seconds, **_bytes(Moved(0))}
@@ -66,6 +67,7 @@ class TransitionLog:
         self._during = "start"
         self._counts: Counter[str] = Counter()
         self._seconds = {"onload": 0.0, "offload": 0.0}
+        self._elapsed_seconds = 0.0
         self._phase_seconds: defaultdict[str, float] = defaultdict(float)
 
     def at(self, rollout: int, during: str) -> None:
@@ -94,19 +96,24 @@ class TransitionLog:
         self._counts[f"{move}_bytes"] += transition.moved.num_bytes
         self._counts["dropped_bytes"] += transition.moved.dropped_bytes
         self._seconds[move] += transition.seconds
+        # What leaves while others come takes the time that these take.
+        is_beside = transition.rule is MoveRule.OVERLAP and not transition.to_device
+        elapsed = 0.0 if is_beside else transition.seconds
+        self._elapsed_seconds += elapsed
         phase = transition.cause.removeprefix("enter ").removeprefix("set ").replace(" ", "_")
         self._counts[f"for_{phase}_bytes"] += transition.moved.num_bytes
-        self._phase_seconds[phase] += transition.seconds
+        self._phase_seconds[phase] += elapsed
 
     def take_metrics(self) -> dict[str, float]:
         """Counts, bytes, seconds and GB/s since the last call."""
         metrics = {f"residency/{name}": float(count) for name, count in self._counts.items()}
-        metrics["residency/seconds"] = sum(self._seconds.values())
+        metrics["residency/seconds"] = self._elapsed_seconds
         for phase, seconds in self._phase_seconds.items():
             metrics[f"residency/for_{phase}_seconds"] = seconds
             if moved := self._counts[f"for_{phase}_bytes"]:
                 metrics[f"residency/for_{phase}_gb_per_second"] = moved / seconds / 1e9
         self._phase_seconds.clear()
+        self._elapsed_seconds = 0.0
         for move, seconds in self._seconds.items():
             if self._counts[f"{move}_bytes"]:
                 rate = self._counts[f"{move}_bytes"] / seconds / 1e9

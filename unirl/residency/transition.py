@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from unirl.core.components import Moved
 from unirl.residency.directory import State
 from unirl.residency.policy import Role
+
+
+class MoveRule(Enum):
+    """In which order memory is freed and taken."""
+
+    RELEASE_FIRST = "release first"
+    OVERLAP = "overlap"
+    """What leaves and what comes are copied at the same time, and both are there meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +30,8 @@ class ComponentMove:
     version: str
     """Of the contents that moved; `unknown` for those that anything may have written."""
     device_bytes: int
-    """What all components held on the device afterwards."""
+    """What all components held on the device afterwards; where it left while others came, what
+    they held together."""
     host_bytes: int
 
     @property
@@ -43,6 +53,7 @@ class Transition:
     moves: tuple[ComponentMove, ...]
     """In order; none where the role has nothing of its own, or all of it stays."""
     seconds: float
+    rule: MoveRule = MoveRule.RELEASE_FIRST
     is_loan: bool = False
     """Only components that are borrowed for a moment; the role as a whole stays where it is."""
 

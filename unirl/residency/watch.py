@@ -8,7 +8,7 @@ asked, and told as warnings: the plan was wrong, or somebody keeps memory that w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from unirl.residency.policy import Role
 from unirl.residency.problem import size_text
@@ -33,17 +33,19 @@ class DeviceWatch:
     def before_move(self) -> int | None:
         return self._allocated_bytes()
 
-    def after_move(self, transition: Transition, before: int | None) -> None:
-        """Warn, with both numbers, when an offload gave back less than it should have."""
+    def after_moves(self, transitions: Sequence[Transition], before: int | None) -> None:
+        """Warn, with both numbers, when offloads gave back less than they should have."""
         after = self._allocated_bytes()
-        if transition.to_device or before is None or after is None:
+        left = [transition for transition in transitions if not transition.to_device]
+        if not left or before is None or after is None:
             return
         # What the host builds again may never have been on this device.
-        promised = sum(m.moved.touched_bytes for m in transition.moves if m.was_tensors)
+        moves = (move for transition in left for move in transition.moves if move.was_tensors)
+        promised = sum(move.moved.touched_bytes for move in moves)
         if before - after < TOLERANCE * promised:
             logger.warning(
                 "%s gave back %s of %s: somebody still holds the memory of weights that left",
-                transition.text,
+                ", ".join(transition.text for transition in left),
                 size_text(max(before - after, 0)),
                 size_text(promised),
             )

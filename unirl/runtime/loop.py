@@ -40,10 +40,11 @@ def build_trainer(
     tracker: Tracker,
     should_stop: Callable[[], bool],
     ranks: Ranks,
+    overlap_bytes: int | None = None,
 ) -> DiffusionTrainer:
     """Wire the loop around loaded roles."""
     meter = _meter(config)
-    planner = build_planner(config, roles, rule, moves, meter, ranks)
+    planner = build_planner(config, roles, rule, moves, meter, ranks, overlap_bytes)
     require_same_settings({"residency plan": planner.plan}, ranks)
     clock = PhaseClock(meter, moves.phase_ended)
     phases = Phases(roles.engine, roles.reward, roles.sync, planner, clock, ranks)
@@ -69,6 +70,7 @@ def build_planner(
     moves: MoveRecord,
     meter: MemoryMeter,
     ranks: Ranks,
+    overlap_bytes: int | None,
 ) -> ResidencyPlanner:
     """Tracks the roles that share the slab: train unless it samples by itself, rollout, reward."""
     components = {Role.ROLLOUT: roles.engine.parts, Role.REWARD: roles.reward.parts}
@@ -82,6 +84,7 @@ def build_planner(
         ranks.barrier,
         bystanders=roles.stack.parts,
         budget_bytes=None if budget is None else int(budget * GIB),
+        overlap_bytes=overlap_bytes,
         allocated_bytes=meter.allocated_bytes,
     )
 
@@ -91,10 +94,11 @@ def planned_problem(
 ) -> ResidencyProblem | None:
     """What fits and what moves cost, before any weights load; None where nobody asked.
 
-    Asked for by residency=auto and by device_budget_gib. Raises ConfigError when a phase does not
-    fit. All ranks take rank 0's answer for the smallest device.
+    Asked for by residency=auto, overlap_moves and device_budget_gib. Raises ConfigError when a
+    phase does not fit. All ranks take rank 0's answer for the smallest device.
     """
-    if config.residency != "auto" and config.device_budget_gib is None:
+    needs_budget = config.residency == "auto" or config.overlap_moves
+    if not needs_budget and config.device_budget_gib is None:
         return None
     from unirl.planning.apart import search_problem_apart
     from unirl.planning.plan import search_problem
@@ -114,14 +118,21 @@ def keep_rule(
     return AutoRule(problem, plain_window(config), phases)
 
 
+def overlap_bytes(config: RunConfig, problem: ResidencyProblem | None) -> int | None:
+    """What components may take while some leave and others come; None: released first."""
+    return problem.overlap_bytes if problem is not None and config.overlap_moves else None
+
+
 def _budget_bytes(config: RunConfig) -> int:
     if config.device_budget_gib is not None:
         return int(config.device_budget_gib * GIB)
     device = pick_device(config.device)
     if device.type != "cuda":
+        key = "residency" if config.residency == "auto" else "overlap_moves"
+        asked, instead = ("auto", "policy") if key == "residency" else ("true", "false")
         raise ConfigError(
-            f"residency=auto needs to know what may be used of device {device.type}, which has no "
-            "memory of its own. Set device_budget_gib, or residency=policy."
+            f"{key}={asked} needs to know what may be used of device {device.type}, which has no "
+            f"memory of its own. Set device_budget_gib, or {key}={instead}."
         )
     memory_bytes = torch.cuda.get_device_properties(device).total_memory
     return memory_bytes - reserve(memory_bytes)

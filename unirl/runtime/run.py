@@ -36,7 +36,7 @@ from unirl.runtime.build import (
     missing_judges,
 )
 from unirl.runtime.interrupt import INTERRUPTED, GracefulStop
-from unirl.runtime.loop import build_trainer, keep_rule, planned_problem
+from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_problem
 from unirl.runtime.run_directory import RunDirectory
 from unirl.tracking.console import ConsoleSink, setup_logging, setup_rank_logging, summary
 from unirl.tracking.jsonl import JsonlSink, read_rows
@@ -169,6 +169,7 @@ def _train(
         tracker,
         lambda: ranks.any(stop.requested()),
         ranks,
+        overlap_bytes=overlap_bytes(config, problem),
     )
     return trainer.train(start)
 

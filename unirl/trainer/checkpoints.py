@@ -29,6 +29,7 @@ NEUTRAL_KEYS = (
     "optimizer_resident",
     "residency",
     "device_budget_gib",
+    "overlap_moves",
     "host_budget_gib",
     "save_reads",
     "save_interval",

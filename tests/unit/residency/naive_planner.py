@@ -22,7 +22,9 @@ from unirl.memory.copies import Device
 from unirl.memory.hostmem import HostArena
 from unirl.memory.movers import TensorPart, nothing
 from unirl.models.tiny import TinyModel
+from unirl.residency.accounted import AccountedMove
 from unirl.residency.directory import Directory
+from unirl.residency.handoff import OverlappedHandoff
 from unirl.residency.ledger import Ledger
 from unirl.residency.planner import ResidencyPlanner, _Move
 from unirl.residency.policy import KeepRule, ResidencyPolicy, Role
@@ -163,6 +165,7 @@ class _OnOtherGround(ResidencyPlanner):
     directory_class: type[Directory] = Directory
     ledger_class: type[Ledger] = Ledger
     transaction_class: type[Transaction] = Transaction
+    handoff_class: type[OverlappedHandoff] = OverlappedHandoff
 
     def __init__(
         self,
@@ -177,6 +180,9 @@ class _OnOtherGround(ResidencyPlanner):
         self.ledger = self.ledger_class(self.ledger._budget_bytes)
         self.ledger.read(self._accounted)
         self._transaction = self.transaction_class(self._directory, self.ledger)
+        self._handoff = self.handoff_class(
+            self._directory, self.ledger, self._transaction, self._handoff._budget_bytes
+        )
 
 
 class SkipsTheBudget(_OnOtherGround):
@@ -211,18 +217,44 @@ class NeverCopiesAgain(_OnOtherGround):
 
 class ForgetsToUndo(_OnOtherGround):
     class transaction_class(Transaction):  # noqa: N801
-        def _undo(self, parts: Sequence[Movable], to_device: bool, error: BaseException) -> None:
+        def undo(self, parts: Sequence[Movable], to_device: bool, error: BaseException) -> None:
             return
 
 
 class GoesOnWhenUndoingFails(_OnOtherGround):
     class transaction_class(Transaction):  # noqa: N801
-        def _undo(self, parts: Sequence[Movable], to_device: bool, error: BaseException) -> None:
+        def undo(self, parts: Sequence[Movable], to_device: bool, error: BaseException) -> None:
             for part in reversed(parts):
                 try:
                     self._move(part, not to_device)
                 except BaseException as second:
                     error.add_note(str(second))
+
+
+class OverlapsWithoutRoom(_OnOtherGround):
+    class handoff_class(OverlappedHandoff):  # noqa: N801
+        def pays(self, leaving: Sequence[Movable], coming: Sequence[Movable]) -> bool:
+            return self._budget_bytes is not None and bool(leaving) and bool(coming)
+
+
+class FreesBeforeAllIsThere(_OnOtherGround):
+    """Waits for the copies out, and not for those in."""
+
+    class handoff_class(OverlappedHandoff):  # noqa: N801
+        def _start(
+            self, part: Movable, moves: list[AccountedMove], *, to_device: bool
+        ) -> AccountedMove:
+            if to_device:
+                for move in moves:
+                    if not move.to_device and move.is_open:
+                        move.finish()
+            return super()._start(part, moves, to_device=to_device)
+
+
+class ForgetsToGiveBack(_OnOtherGround):
+    class handoff_class(OverlappedHandoff):  # noqa: N801
+        def _take_back(self, move: AccountedMove, error: BaseException) -> None:
+            return
 
 
 # --- phases and the loop --------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from recording_roles import policy
 from torch import Tensor
 
 from unirl.core.capabilities import EngineCapabilities
-from unirl.core.components import VOID, Movable, Moved, Parking, Version, Void
+from unirl.core.components import VOID, Movable, Moved, Parking, StartedMove, Version, Void
 from unirl.core.errors import WeightSyncError
 from unirl.core.types import (
     Conditioning,
@@ -65,6 +65,15 @@ class Memory:
     error: BaseException = field(default_factory=lambda: OSError("stuck"))
     fails_after_the_copy: bool = False
     """A park that fails has written the host copy already."""
+    faults_at_start: set[int] = field(default_factory=set)
+    """Which of the coming moves cannot even start: 0 is the next one."""
+    written: set[str] = field(default_factory=set)
+    """Host keys that are being written."""
+    leaving: set[str] = field(default_factory=set)
+    """Parts whose moves off the device have started."""
+    coming: set[str] = field(default_factory=set)
+    peak_of_both: int = 0
+    """The most that was used while some left and others came."""
     operations: list[str] = field(default_factory=list)
     """Finished moves: `copy`, `drop` or `in`, and the part's name."""
     on_operation: Callable[[str], None] = lambda operation: None
@@ -74,6 +83,13 @@ class Memory:
         strikes = 0 in self.faults
         self.faults = {number - 1 for number in self.faults if number > 0}
         return strikes
+
+    def start(self) -> None:
+        """Counts one move that starts."""
+        strikes = 0 in self.faults_at_start
+        self.faults_at_start = {number - 1 for number in self.faults_at_start if number > 0}
+        if strikes:
+            raise self.error
 
     def take_room(self, num_bytes: int) -> None:
         self.used_bytes += num_bytes
@@ -166,6 +182,54 @@ class HeldPart:
         memory.done(f"{'copy' if copy else 'drop'} {self.name}")
         return Moved(self.size) if copy else Moved(0, self.size)
 
+    def start_park(self, *, copy: bool) -> StartedMove:
+        """Its memory is given up at the end, when nothing is on its way any more."""
+        memory = self._memory
+        memory.start()
+        memory.leaving.add(self.name)
+        memory.written |= {self.host_key} if copy else set()
+
+        def wait() -> None:
+            if copy and self.host_key in memory.written:
+                self._copy_out(copy)
+                memory.written.discard(self.host_key)
+
+        def give_up() -> None:
+            wait()
+            memory.leaving.discard(self.name)
+
+        def finish() -> Moved:
+            wait()
+            on_their_way = memory.written | memory.coming
+            assert not on_their_way, f"{self.name} was freed before {on_their_way} were there"
+            try:
+                return self.park(copy=copy)
+            finally:
+                memory.leaving.discard(self.name)
+
+        return StartedMove(wait, finish, give_up)
+
+    def start_unpark(self) -> StartedMove:
+        """Its memory is taken at once."""
+        memory = self._memory
+        memory.start()
+        reads = self.parking is Parking.COPY
+        assert not (reads and self.host_key in memory.written), f"{self.host_key} is being written"
+        memory.take_room(self.size)
+        memory.coming.add(self.name)
+        if memory.leaving:
+            memory.peak_of_both = max(memory.peak_of_both, memory.used_bytes)
+
+        def give_up() -> None:
+            memory.coming.discard(self.name)
+            memory.used_bytes -= self.size
+
+        def finish() -> Moved:
+            give_up()
+            return self.unpark()  # takes it again, unless it fails
+
+        return StartedMove(lambda: None, finish, give_up)
+
     def _copy_out(self, copy: bool) -> None:
         assert self.is_resident, f"I5: {self.name} was parked twice"
         if copy:
@@ -208,6 +272,8 @@ class Setup:
     """The train stack can be read from its host copies."""
     free_bytes: int | None = None
     """Budget beside what is on the device at first; None: no budget."""
+    free_for_both: int | None = None
+    """The same for handoffs in which some leave while others come; None: no such handoffs."""
 
 
 class Slab:
@@ -234,6 +300,8 @@ class Slab:
         self.parts = self._make_parts()
         budget = None if setup.free_bytes is None else self.memory.used_bytes + setup.free_bytes
         self.budget_bytes = budget
+        both = self.setup.free_for_both
+        self.overlap_bytes = None if both is None else self.memory.used_bytes + both
         idle = [p for role in ALL if role not in setup.tracked for p in self.parts[role]]
         self.planner = planner_class(
             policy(*setup.parked),
@@ -242,6 +310,7 @@ class Slab:
             lambda: None,
             bystanders=idle,
             budget_bytes=budget,
+            overlap_bytes=self.overlap_bytes,
             announce=lambda transitions: None,
         )
         self.engine = Engine(self)
@@ -414,15 +483,19 @@ class Slab:
         *positions: int,
         error: BaseException | None = None,
         after_the_copy: bool = False,
+        at_start: bool = False,
     ) -> Iterator[None]:
-        """Let the moves at these positions, counted from now, raise."""
+        """Let the moves at these positions, counted from now, raise at their end or start."""
         memory = self.memory
-        memory.faults, memory.error = set(positions), error or OSError("stuck")
+        memory.error = error or OSError("stuck")
+        memory.faults = set() if at_start else set(positions)
+        memory.faults_at_start = set(positions) if at_start else set()
         memory.fails_after_the_copy = after_the_copy
         try:
             yield
         finally:
             memory.faults, memory.fails_after_the_copy = set(), False
+            memory.faults_at_start = set()
 
 
 class Engine(SyncedEngine):

@@ -46,6 +46,7 @@ def test_a_line_holds_what_moved_where_why_and_how_much(tmp_path):
         "role": "reward",
         "move": "offload",
         "cause": "enter train",
+        "rule": "release first",
         "component": "reward.part0",
         "from": "resident",
         "to": "parked",
