@@ -50,13 +50,16 @@ class OverlappedHandoff:
         self._transaction = transaction
         self._budget_bytes = budget_bytes
 
+    @property
+    def is_asked_for(self) -> bool:
+        return self._budget_bytes is not None
+
     def pays(self, leaving: Sequence[Movable], coming: Sequence[Movable]) -> bool:
         """Whether there is something to copy both ways, and room for both sides."""
-        if self._budget_bytes is None:
-            return False
         goes = any(part.num_bytes() and self._directory.needs_copy(part) for part in leaving)
         comes = any(part.parking is Parking.COPY and part.num_bytes() for part in coming)
-        return goes and comes and self._ledger.has_room(coming, self._budget_bytes)
+        has_room = self._ledger.has_room(coming, self._budget_bytes)
+        return self.is_asked_for and goes and comes and has_room
 
     def run(
         self,

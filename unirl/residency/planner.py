@@ -184,7 +184,8 @@ class ResidencyPlanner:
         """Let roles leave while `active` comes; False, with nothing moved, where it does not pay or
         both sides do not fit."""
         self._transaction.require_sound()
-        if not self._changes_something(_Move(active, True), active):
+        comes = self._changes_something(_Move(active, True), active)
+        if not (comes and self._handoff.is_asked_for):
             return False
         self.ledger.read(self._accounted)
         leaving, coming = self._leaving(active, preserve), self._to_bring(active)
