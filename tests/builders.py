@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from unirl.algorithms.advantage import group_relative
-from unirl.algorithms.flow_grpo import FlowGRPO
+from unirl.algorithms.base import BASE, Policy
+from unirl.algorithms.making import make_algorithm
 from unirl.config.schema import RunConfig
 from unirl.core.components import Movable, Moved
 from unirl.core.types import (
@@ -28,7 +29,8 @@ from unirl.core.types import (
 )
 from unirl.distributed.ranks import OneRank
 from unirl.memory.hostmem import HostArena, HostLimit
-from unirl.models.lora import adapter_parameters, attach_lora
+from unirl.models.base import DiffusionModel
+from unirl.models.lora import adapter_disabled, adapter_parameters, attach_lora
 from unirl.models.tiny import TinyModel
 from unirl.models.tiny_dit import TinyDiT, TinyDiTConfig, TinyTokenizer
 from unirl.residency.directory import Directory
@@ -113,9 +115,9 @@ def run_config(overrides: Mapping[str, Any] | None = None) -> RunConfig:
 
 
 def train_stack(model: TinyModel, overrides: Mapping[str, Any] | None = None) -> TrainStack:
-    """A train stack with FlowGRPO; overrides as in `run_config`."""
+    """A train stack with FlowGRPO unless algorithm.path says else; overrides as in `run_config`."""
     config = run_config(overrides)
-    algorithm = FlowGRPO(config.algorithm)
+    algorithm = make_algorithm(config.algorithm)
     return TrainStack(
         model,
         WholeBackend(),
@@ -186,7 +188,7 @@ def rollout_request(
         samples_per_prompt=samples_per_prompt,
         sampling=SamplingParams(num_steps, guidance_scale, SIZE, SIZE, eta, kernel),
         sigmas=(*(1 - step / num_steps for step in range(num_steps)), 0.0),
-        sde_steps=tuple(sde_steps),
+        sde_steps=(tuple(sde_steps),) * len(keys),
         initial_noise_keys=keys,
         step_noise_keys=keys,
         weight_version=weight_version,
@@ -215,7 +217,13 @@ def scored(
         torch.arange(count),
         Rewards(rewards, {"only": rewards}, valid),
         group_relative(rewards, valid, group_size, use_global_std=False),
+        valid,
     )
+
+
+def policy(model: DiffusionModel, progress: float = 0.0) -> Policy:
+    """A policy without shadows."""
+    return Policy(model, {BASE: lambda: adapter_disabled(model.network)}, progress)
 
 
 def weights(model: TinyModel) -> dict[str, Tensor]:

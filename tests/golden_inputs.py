@@ -22,6 +22,7 @@ class GoldenTensors:
     v: Tensor
     v_old: Tensor
     v_ref: Tensor
+    x0: Tensor
     z: Tensor
 
     def next_latents(self, sigma: Tensor, sigma_next: Tensor) -> Tensor:
@@ -35,10 +36,10 @@ def golden_tensors() -> dict[str, GoldenTensors]:
     random = np.random.RandomState(0)
     layouts = {}
     for layout, shape in (("img", (2, 4, 8, 8)), ("packed", (2, 16, 64))):
-        x, v, v_old, v_ref, _x0, z = (
+        x, v, v_old, v_ref, x0, z = (
             torch.from_numpy(random.standard_normal(shape).astype(np.float32)) for _ in range(6)
         )
-        layouts[layout] = GoldenTensors(x, v, v + 0.05 * v_old, v + 0.10 * v_ref, z)
+        layouts[layout] = GoldenTensors(x, v, v + 0.05 * v_old, v + 0.10 * v_ref, x0, z)
     return layouts
 
 

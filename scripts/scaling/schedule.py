@@ -14,6 +14,7 @@ from unirl.config.schema import RunConfig
 from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import ResidencyPolicy, Role
 from unirl.residency.transition import Transition
+from unirl.samplers.window import select_sde_steps
 from unirl.trainer.windows import sync_is_due
 
 PROBE_FORWARDS = 2
@@ -93,8 +94,15 @@ def _slices(config: RunConfig, num_ranks: int, part: int) -> list[int]:
 
 def recorded_steps(config: RunConfig) -> int:
     """Rows per sample."""
-    sde = config.sampling.sde_steps
-    return sde.num_steps or len(sde.candidates(config.sampling.num_inference_steps))
+    (steps, *_) = select_sde_steps(
+        config.sampling.sde_steps,
+        config.sampling.num_inference_steps,
+        rollout_id=0,
+        seed=config.seed,
+        group_size=config.sampling.samples_per_prompt,
+        samples_per_start=config.sampling.num_samples_per_start,
+    )
+    return len(steps)
 
 
 def transitions(config: RunConfig) -> list[str]:

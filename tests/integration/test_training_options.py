@@ -160,7 +160,8 @@ def test_each_choice_of_stochastic_steps_trains(tmp_path: Path, strategy: str) -
         num_steps=2,
         rollouts_per_window=1,
     )
-    chosen = {select_sde_steps(config, 4, rollout, RunConfig().seed) for rollout in range(20)}
+    seed = RunConfig().seed
+    chosen = {select_sde_steps(config, 4, rollout, seed, 2, 1) for rollout in range(20)}
     assert len(chosen) > 1
 
 

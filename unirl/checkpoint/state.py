@@ -1,8 +1,9 @@
 """What a checkpoint holds, and putting it back: weights, optimizer, and where the run stood.
 
     weights.safetensors   trained weights, or the whole network with save_mode=full
+    shadows.safetensors   shadow weights, where the algorithm keeps some
     optimizer.pt          AdamW state
-    shards/               instead of these two, with save_format=sharded
+    shards/               instead of these three, with save_format=sharded
     trainer_state.json    rollouts done, weight version, tracker id, the run's configuration
 
 Nothing else is needed for an exact resume: prompts, noise and SDE steps are functions of the seed
@@ -26,6 +27,8 @@ from unirl.checkpoint.shards import SHARDS, read_shards, shard_names, write_shar
 from unirl.core.errors import CheckpointError, ModelError
 from unirl.distributed.ranks import Ranks
 
+SHADOW_FILE = "shadows.safetensors"
+
 
 @dataclass(frozen=True)
 class TrainerState:
@@ -43,10 +46,15 @@ class Saveable(Protocol):
 
     def state_tensors(self, adapter_only: bool) -> dict[str, Tensor]: ...
 
+    def shadow_tensors(self) -> dict[str, Tensor]: ...
+
     def optimizer_state(self) -> dict[str, Any]: ...
 
     def load_state(
-        self, tensors: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]
+        self,
+        tensors: Mapping[str, Tensor],
+        shadows: Mapping[str, Tensor],
+        optimizer_state: Mapping[str, Any],
     ) -> None: ...
 
     def sharded_state(self, adapter_only: bool) -> dict[str, Tensor]: ...
@@ -71,8 +79,11 @@ def write_state(
         write_shards(folder, tensors, alone=ranks.world_size == 1)
     else:
         weights, optimizer = stack.state_tensors(form.adapter_only), stack.optimizer_state()
+        shadows = stack.shadow_tensors()
         if ranks.is_main:
             save_file(weights, folder / "weights.safetensors")
+            if shadows:
+                save_file(shadows, folder / SHADOW_FILE)
             torch.save(optimizer, folder / "optimizer.pt")
     if ranks.is_main:
         text = json.dumps(asdict(state), indent=1) + "\n"
@@ -98,7 +109,8 @@ def restore(folder: Path, stack: Saveable, ranks: Ranks) -> None:
             return
         tensors = load_file(folder / "weights.safetensors")
         optimizer_state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
-        stack.load_state(tensors, optimizer_state)
+        shadows = folder / SHADOW_FILE
+        stack.load_state(tensors, load_file(shadows) if shadows.is_file() else {}, optimizer_state)
     except (OSError, SafetensorError, RuntimeError, ModelError, ValueError) as error:
         raise CheckpointError(f"load_dir: {folder} does not fit this run: {error}") from error
 

@@ -89,16 +89,28 @@ def _rollout(config: RunConfig) -> str:
 
 
 def _training(config: RunConfig) -> str:
-    sde, updates = config.sampling.sde_steps, config.stack.num_updates_per_batch
-    steps = list(sde.candidates(config.sampling.num_inference_steps))
-    chosen = "steps" if sde.num_steps is None else f"{sde.num_steps} ({sde.strategy}) of steps"
-    lora = config.stack.lora
+    updates, lora = config.stack.num_updates_per_batch, config.stack.lora
     weights = "all weights" if lora is None else f"LoRA of rank {lora.rank}"
     return (
-        f"{weights}; stochastic (eta {config.sampling.eta:g}): {chosen} "
-        f"{', '.join(map(str, steps))}; {_plural(updates, 'update')} per "
-        f"{_each(config.accumulate_rollouts)}"
+        f"{config.algorithm.path} on {weights}; {_stochastic_steps(config)}; "
+        f"{_plural(updates, 'update')} per {_each(config.accumulate_rollouts)}"
     )
+
+
+def _stochastic_steps(config: RunConfig) -> str:
+    sampling, sde = config.sampling, config.sampling.sde_steps
+    if sampling.eta == 0:
+        return f"no stochastic steps ({sampling.solver})"
+    steps = sde.steps or sde.candidates(sampling.num_inference_steps)
+    match sde.strategy:
+        case "all" | "list":
+            chosen = "steps"
+        case "stratified":
+            chosen = "one per sample of steps"
+        case _:
+            chosen = f"{sde.num_steps} ({sde.strategy}) of steps"
+    numbers = ", ".join(map(str, steps))
+    return f"stochastic ({sampling.kernel}, eta {sampling.eta:g}): {chosen} {numbers}"
 
 
 def _run(config: RunConfig) -> str:

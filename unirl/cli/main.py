@@ -1,8 +1,9 @@
-"""The command `unirl`: `train`, `plan`, `check` and `recipes`.
+"""The command `unirl`: `train`, `plan`, `check`, `doctor` and `recipes`.
 
 Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
-codes: 0 done, 1 the run failed, 2 wrong usage or a plan that does not fit, 3 wrong configuration,
-130 interrupted. Torch is imported only for a run and a plan, so the other commands answer at once.
+codes: 0 done, 1 the run failed or the doctor found something, 2 wrong usage or a plan that does not
+fit, 3 wrong configuration, 130 interrupted. Torch is imported only for a run, a plan and the
+doctor, so the other commands answer at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from unirl import __version__
-from unirl.cli import plan
+from unirl.cli import doctor, plan
 from unirl.cli.check import checked, checked_but_for_files, summary
 from unirl.cli.recipes import describe_components, describe_recipes, recipe_folders
 from unirl.config.schema import RunConfig
@@ -34,6 +35,7 @@ examples:
   unirl train quickstart num_rollouts=5 seed=1  any key can be overridden
   unirl check quickstart stack.lora.rank=8      every problem at once, without loading weights
   unirl plan diffusion/sd3/sd3_replica_lora --gpu h100-80g       memory and moves, before it runs
+  unirl doctor quickstart                       is the ratio 1, and is all else as it must be?
   unirl train quickstart --cfg                  print all keys with their values
   unirl train --config-dir mine --config-name my_overlay
   unirl recipes --components                    what recipes and built-in components there are
@@ -53,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _check(args)
             case "plan":
                 return plan.run(args)
+            case "doctor":
+                _let_waiting_threads_sleep()
+                return doctor.run(args)
             case _:
                 return _recipes(args)
     except UnirlError as error:
@@ -63,10 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    # Waiting OpenMP threads must sleep: spinning ones cost a busy machine 2 to 100 times the work.
-    # A spin of microseconds first makes small models a quarter faster. Read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    _let_waiting_threads_sleep()
     words = (args.recipe, args.overrides, args.config_dir)
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys() and not args.cfg:
         return _train_as_rank(*words)
@@ -83,6 +85,15 @@ def _train(args: argparse.Namespace) -> int:
     from unirl.runtime.run import run  # imports torch
 
     return run(config)
+
+
+def _let_waiting_threads_sleep() -> None:
+    """Spinning OpenMP threads cost a busy machine 2 to 100 times the work.
+
+    A spin of microseconds first makes small models a quarter faster. Read when torch is loaded.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _train_as_rank(recipe: str, overrides: Sequence[str], config_dir: Path | None) -> int:
@@ -181,7 +192,13 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     plan.add_options(planned)
-    for command in (train, check, planned):
+    examined = commands.add_parser(
+        "doctor",
+        help="sample the first window and say whether ratio, gradients and the like are right",
+        allow_abbrev=False,
+    )
+    doctor.add_options(examined)
+    for command in (train, check, planned, examined):
         command.add_argument("words", nargs="*", metavar="RECIPE | KEY=VALUE")
         command.add_argument("--config-name", metavar="RECIPE", help="the same as RECIPE")
         _add_config_dir(command)
@@ -189,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resolve", action="store_true", help=argparse.SUPPRESS)
     check.set_defaults(cfg=False)
     planned.set_defaults(cfg=False)
+    examined.set_defaults(cfg=False)
     recipes = commands.add_parser("recipes", help="list recipes")
     recipes.add_argument("--components", action="store_true", help="list built-in components")
     _add_config_dir(recipes)

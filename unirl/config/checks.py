@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 
 from unirl.config import catalog
+from unirl.config.algorithm_checks import advantages, ignored_options, schedules
 from unirl.config.components import (
     algorithm_capabilities,
     engine_capabilities,
@@ -34,8 +35,13 @@ from unirl.config.reward_checks import (
 from unirl.config.role_checks import (
     adapter_lost_on_sleep,
     available,
+    differentiated_reward,
+    differentiated_steps,
+    distinct_samples,
     fractions,
     old_log_prob,
+    recorded_steps,
+    teachers,
     train_parking,
     trainside_separate,
 )
@@ -182,11 +188,12 @@ def _adapter(config: RunConfig) -> Iterator[Problem]:
                 "List the names of its linear layers.",
             )
         return
-    if config.algorithm.kl_coefficient > 0:
+    needed = algorithm_capabilities(config).needs_reference
+    if config.algorithm.reference == "base" and (needed or config.algorithm.kl_coefficient > 0):
         yield Problem(
-            "algorithm.kl_coefficient",
-            f"is {config.algorithm.kl_coefficient:g}, but the reference is the model without its "
-            "adapter and stack.lora is null. Set stack.lora={} or algorithm.kl_coefficient=0.",
+            "algorithm.reference",
+            "is 'base', the model without its adapter, but stack.lora is null. Set "
+            + ("stack.lora={}." if needed else "stack.lora={} or algorithm.kl_coefficient=0."),
         )
     if config.save_mode == "adapter":
         yield Problem(
@@ -280,6 +287,9 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     scorer_names: (),
     trained_scorers: ("reward.scorers",),
     reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
+    ignored_options: ("algorithm",),
+    advantages: ("adv_best_of", "adv_group", "sampling"),
+    schedules: ("sampling", "eval_sampling", "accumulate_rollouts"),
     _group_size: ("sampling.samples_per_prompt", "algorithm.path"),
     stochastic_steps: ("sampling", "eval_sampling", "eval_eta", "algorithm.path"),
     image_size: ("sampling.height", "sampling.width", "eval_sampling", "model.family"),
@@ -303,8 +313,13 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
         "num_rollouts",
     ),
     _schedule: ("stack.scheduler",),
-    _adapter: ("stack.lora", "model.family", "algorithm.kl_coefficient", "save_mode"),
+    _adapter: ("stack.lora", "model.family", "algorithm", "save_mode"),
     old_log_prob: ("algorithm.old_log_prob", "rollout.engine"),
+    differentiated_reward: ("reward", "algorithm.path", "reward_resident", "residency"),
+    differentiated_steps: ("sampling", "algorithm", "accumulate_rollouts"),
+    distinct_samples: ("sampling", "algorithm.path"),
+    recorded_steps: ("rollout.engine", "algorithm.path", "sampling.eta"),
+    teachers: ("algorithm",),
     adapter_lost_on_sleep: (
         "rollout.engine",
         "stack.lora",

@@ -16,6 +16,12 @@ def resolve_path(text: str) -> Path:
     )
 
 
+def weights_file(text: str) -> Path:
+    """The safetensors file at `text`, or the one in the checkpoint folder that it is."""
+    found = resolve_path(text)
+    return found / "weights.safetensors" if found.is_dir() else found
+
+
 RELEASES = Path(unirl.__file__).parent / "models" / "releases"
 """Configuration files of published models, without weights, a folder each."""
 

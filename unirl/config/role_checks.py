@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from unirl.config.components import (
@@ -10,6 +11,7 @@ from unirl.config.components import (
     sync_capabilities,
 )
 from unirl.config.problem import Problem
+from unirl.config.resources import weights_file
 from unirl.config.schema import RunConfig
 
 
@@ -20,6 +22,25 @@ def old_log_prob(config: RunConfig) -> Iterator[Problem]:
             "algorithm.old_log_prob",
             f"is 'rollout', but rollout.engine={config.rollout.engine} returns no log-probs. "
             "Set algorithm.old_log_prob=replay.",
+        )
+
+
+def recorded_steps(config: RunConfig) -> Iterator[Problem]:
+    """Recorded images come without the denoising steps that some algorithms train on."""
+    if not engine_capabilities(config).returns_recorded:
+        return
+    needs = algorithm_capabilities(config)
+    found = f"rollout.engine={config.rollout.engine} returns recorded images"
+    if needs.needs_stochastic_steps or needs.differentiates_reward:
+        yield Problem(
+            "algorithm.path",
+            f"is {config.algorithm.path!r}, which trains on denoising steps, but {found}. Set "
+            "algorithm.path=diffusion_dpo, or rollout.engine=trainside.",
+        )
+    elif config.sampling.eta > 0:
+        yield Problem(
+            "sampling.eta",
+            f"is {config.sampling.eta:g}, but {found}, without stochastic steps. Set it to 0.",
         )
 
 
@@ -92,4 +113,101 @@ def available(config: RunConfig) -> Iterator[Problem]:
     if config.reward_fraction > 0:
         yield Problem(
             "reward_fraction", f"is {config.reward_fraction:g}: {only} Set reward_fraction=0."
+        )
+
+
+def differentiated_reward(config: RunConfig) -> Iterator[Problem]:
+    """Gradients through scorers need scorers, on the device while training."""
+    if not algorithm_capabilities(config).differentiates_reward:
+        return
+    takes = f"algorithm.path={config.algorithm.path} takes the gradient of the reward"
+    if config.reward is None or not config.reward.scorers:
+        yield Problem(
+            "reward",
+            f"has no scorers, but {takes}. Set reward.scorers to scorers that can be "
+            "differentiated, e.g. reward=ocr_ctc_color.",
+        )
+    if not config.resident["reward"]:
+        found = f"is false, but {takes}, so its networks work while training"
+        yield Problem("reward_resident", f"{found}. Set reward_resident=true.")
+    elif config.residency == "auto" and config.reward_resident is None:
+        found = f"is null, so residency=auto may park the reward while training, but {takes}"
+        yield Problem("reward_resident", f"{found}. Set reward_resident=true.")
+
+
+def differentiated_steps(config: RunConfig) -> Iterator[Problem]:
+    """DRaFT makes a rollout's last steps again, ReFL predicts the end from one of its steps."""
+    algorithm, sampling = config.algorithm, config.sampling
+    if algorithm.path not in ("draft", "refl"):
+        return
+    total = sampling.num_inference_steps
+    if sampling.eta > 0:
+        yield Problem(
+            "sampling.eta",
+            f"is {sampling.eta:g}, but algorithm.path={algorithm.path} differentiates steps "
+            "without noise. Set sampling.eta=0.",
+        )
+    if algorithm.path == "refl":
+        if not algorithm.start_steps(total):
+            yield Problem(
+                "algorithm.start_range",
+                f"is {algorithm.start_range}, but of {total} steps this selects none. It needs "
+                "0 <= start < end <= 1; widen it, or raise sampling.num_inference_steps.",
+            )
+        return
+    if algorithm.last_steps > total:
+        yield Problem(
+            "algorithm.last_steps",
+            f"is {algorithm.last_steps}, but sampling.num_inference_steps is {total}. "
+            f"Set it to {total} or less.",
+        )
+    if sampling.solver != "euler":
+        yield Problem(
+            "sampling.solver",
+            f"is {sampling.solver}, but algorithm.path=draft makes the last steps again, and a "
+            "step of this solver depends on those before. Set sampling.solver=euler.",
+        )
+    if algorithm.random_last_steps and config.accumulate_rollouts > 1:
+        yield Problem(
+            "accumulate_rollouts",
+            f"is {config.accumulate_rollouts}, but with algorithm.random_last_steps=true each "
+            "rollout has its own number of steps, and an update one. Set accumulate_rollouts=1 "
+            "and a larger batch_size.",
+        )
+
+
+def teachers(config: RunConfig) -> Iterator[Problem]:
+    """Distillation needs files of teachers, which are read when the train stack is built."""
+    algorithm = config.algorithm
+    if algorithm.path != "distillation":
+        return
+    if not algorithm.teachers:
+        yield Problem(
+            "algorithm.teachers",
+            "is empty, but distillation learns from one or more. Set e.g. "
+            "algorithm.teachers.default=runs/<run>/checkpoints/checkpoint-<n>.",
+        )
+    for domain, path in algorithm.teachers.items():
+        key = f"algorithm.teachers.{domain}"
+        if not re.fullmatch(r"\w+", domain):
+            yield Problem(
+                key, f"{domain!r} becomes part of metric names: use letters, digits and _."
+            )
+        file = weights_file(path)
+        if not file.is_file():
+            yield Problem(key, f"is {path!r}, but there is no file {file}. Correct the path.")
+
+
+def distinct_samples(config: RunConfig) -> Iterator[Problem]:
+    """Without noise in the steps, equal starts are equal images."""
+    sampling = config.sampling
+    if algorithm_capabilities(config).needs_stochastic_steps:
+        return  # sampling.eta=0 itself is refused
+    if sampling.eta == 0 and sampling.num_samples_per_start > 1:
+        key = "init_same_noise" if sampling.samples_per_start is None else "samples_per_start"
+        yield Problem(
+            f"sampling.{key}",
+            f"gives {sampling.num_samples_per_start} samples one start noise, but sampling.eta=0 "
+            "leaves nothing else that tells them apart. "
+            "Set sampling.init_same_noise=false and sampling.samples_per_start=null.",
         )

@@ -238,7 +238,7 @@ class AlgorithmConfig(Block):
     reference: Literal["base", "ema"] = "base"
     """base: the model without its adapter; ema: a running average of the trained weights."""
     ema_decay: Fraction = 0.99
-    """reference=ema: what the average keeps of itself per optimizer step."""
+    """reference=ema: what the average keeps of itself per window of rollouts."""
 
     kl_mask_threshold: float = Field(default=1e-5, gt=0)
     """flow_dppo: divergence from the old policy (nats per latent element) beyond which steps that

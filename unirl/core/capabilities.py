@@ -17,6 +17,8 @@ class EngineCapabilities:
     """A pushed adapter survives sleep and wake; otherwise it must be pushed after each wake."""
     shares_base: bool = False
     """Can sample with the train stack's frozen weights in place: rollout.share_base."""
+    returns_recorded: bool = False
+    """Returns the images that a prompt names instead of sampling, without denoising steps."""
 
 
 @dataclass(frozen=True)
@@ -40,3 +42,9 @@ class AlgorithmCapabilities:
     """Several optimizer steps per rollout batch are sound (the ratio corrects for them)."""
     needs_stochastic_steps: bool
     """Trains on recorded SDE steps, so sampling.eta must be above 0."""
+    differentiates_reward: bool = False
+    """Sends gradients through scorers and decoder: both are needed while training."""
+    needs_reference: bool = False
+    """Always compares with a reference policy, not only with kl_coefficient above 0."""
+    options: tuple[str, ...] = ()
+    """Keys of the algorithm block that it reads, besides path, args and adv_clip_max."""

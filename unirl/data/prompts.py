@@ -4,7 +4,8 @@
     .jsonl  one record a line: {"prompt": ..., "prompt_id": ..., "metadata": {...}}
     .json   a list of such records
 
-`caption` is another name of `prompt`; `prompt_id` and `metadata` are optional. Imports no torch.
+`caption` is another name of `prompt`; `prompt_id` and `metadata` are optional. `metadata.images` is
+a list of image files, as paths from the prompt file's folder on. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,11 @@ def load_prompts(path: Path, key: str) -> tuple[PromptRecord, ...]:
     located = list(readers[path.suffix.lower()](text, source))
     if not located:
         raise DataError(f"{source}: the file holds no prompt. Add prompts or set {key}.")
-    return _with_distinct_ids(located)
+    records = _with_distinct_ids(located)
+    return tuple(
+        _with_found_images(record, where, path.parent)
+        for (where, _), record in zip(located, records, strict=True)
+    )
 
 
 def _read_text(path: Path, source: str) -> str:
@@ -176,6 +182,25 @@ def _with_distinct_ids(located: list[tuple[str, PromptRecord]]) -> tuple[PromptR
         first_seen[prompt_id] = where
         records.append(PromptRecord(prompt_id, record.text, record.metadata))
     return tuple(records)
+
+
+def _with_found_images(record: PromptRecord, where: str, folder: Path) -> PromptRecord:
+    """The same prompt with absolute paths; its id goes by the paths as they were written."""
+    if "images" not in record.metadata:
+        return record
+    named = record.metadata["images"]
+    if not isinstance(named, list) or not all(isinstance(name, str) and name for name in named):
+        raise DataError(
+            f"{where}: 'metadata.images' must be a list of image files, found {json.dumps(named)}."
+        )
+    paths = [(folder / name).absolute() for name in named]
+    for path in paths:
+        if not path.is_file():
+            raise DataError(
+                f"{where}: metadata.images names {path}, which is no file. Paths are looked up "
+                f"from the prompt file's folder on."
+            )
+    return replace(record, metadata={**record.metadata, "images": [str(path) for path in paths]})
 
 
 def _type_name(value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from unirl.core.errors import ModelError
 from unirl.core.types import Conditioning
 
 
@@ -102,8 +103,20 @@ class DiffusionModel(ABC):
         """[B, *latent] float32 velocity for latents [B, *latent] float32 at sigma [B] float32."""
 
     @abstractmethod
+    def pixels(self, latents: Tensor) -> Tensor:
+        """[B, 3, H, W] float32 images in [0, 1] of clean latents [B, *latent], with gradient."""
+
+    @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """[B, 3, H, W] uint8 images of clean latents [B, *latent]."""
+        return (self.pixels(latents) * 255).round().to(torch.uint8)
+
+    def latents_of(self, images: Tensor) -> Tensor:
+        """[B, *latent] float32 clean latents of images [B, 3, H, W] uint8: the way back.
+
+        Raises ModelError in families that have none.
+        """
+        raise ModelError(f"{type(self).__name__} has no way from images to latents")
 
     @abstractmethod
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:

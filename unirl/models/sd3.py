@@ -183,14 +183,20 @@ class StableDiffusion3Model(DiffusionModel):
             )
         return velocity.float()
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor) -> Tensor:
         pipeline = self._loaded_pipeline()
         vae = pipeline.vae
         scaled = latents / vae.config["scaling_factor"] + vae.config["shift_factor"]
         decoded = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
-        images = pipeline.image_processor.postprocess(decoded, output_type="pt")
-        return (images.float() * 255).round().to(torch.uint8)
+        return pipeline.image_processor.postprocess(decoded, output_type="pt").float()
+
+    @torch.no_grad()
+    def latents_of(self, images: Tensor) -> Tensor:
+        vae = self._loaded_pipeline().vae
+        scaled = (images.to(vae.device).float() / 127.5 - 1).to(vae.dtype)
+        # The mean of the encoder's distribution: the same image gives the same latents.
+        mean = vae.encode(scaled).latent_dist.mode()
+        return ((mean - vae.config["shift_factor"]) * vae.config["scaling_factor"]).float()
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Raises ModelError for a size the network's patches or position table do not cover."""

@@ -90,8 +90,11 @@ class TinyModel(DiffusionModel):
         ):
             return self._network(latents, sigma, conditioning.token_ids).float()
 
-    def decode(self, latents: Tensor) -> Tensor:
-        return ((latents.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    def pixels(self, latents: Tensor) -> Tensor:
+        return (latents.clamp(-1, 1) + 1) / 2
+
+    def latents_of(self, images: Tensor) -> Tensor:
+        return images.to(self._device).float() / 127.5 - 1
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         return (3, height, width)

@@ -151,12 +151,10 @@ class PublishedModel(DiffusionModel):
             velocity = self._family.velocity(self.network, latents, sigma, texts)
         return velocity.float().reshape(latents.shape)
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor) -> Tensor:
         vae = self._modules[DECODER]
         dtype = next(vae.parameters()).dtype
-        pixels = self._family.decode(vae, latents.to(dtype)).clamp(-1, 1)
-        return ((pixels.float() + 1) * 127.5).round().to(torch.uint8)
+        return (self._family.decode(vae, latents.to(dtype)).clamp(-1, 1).float() + 1) / 2
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Raises ModelError for a size that is no whole number of the network's positions."""

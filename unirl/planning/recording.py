@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unirl.algorithms.making import make_algorithm
 from unirl.config.schema import RunConfig
 from unirl.core.capabilities import EngineCapabilities
 from unirl.core.components import (
@@ -144,6 +145,7 @@ class RecordingStack:
         self.model = model
         self.readable_while_parked = backend.holds_whole
         self._steps_per_update = config.stack.num_updates_per_batch
+        algorithm = make_algorithm(config.algorithm)
         self._watch = watch
         self._moments: list[Tensor] = []
         self._on_demand = not config.optimizer_resident
@@ -156,6 +158,8 @@ class RecordingStack:
             parameters,
             lambda: self._moments,
             lambda: self._num_steps,
+            shadows={name: self._another_set() for name in algorithm.shadows()},
+            teachers={name: self._another_set() for name in algorithm.teachers()},
             moments_on_demand=self._on_demand,
         )
         self.parts: Sequence[Movable] = [RecordingPart(component) for component in components]
@@ -178,6 +182,10 @@ class RecordingStack:
                 if self._on_demand:
                     self._watch("optimizer step")
         return [UpdateStats({})]
+
+    def _another_set(self) -> dict[str, Tensor]:
+        """As large as the trained weights."""
+        return {str(number): torch.empty_like(p.data) for number, p in enumerate(self._trained)}
 
     def _make_moments(self) -> None:
         if not self._moments:
@@ -230,9 +238,10 @@ class RecordingEngine(SyncedEngine):
         self._watch("rollout")
         batch = len(request)
         empty = torch.zeros(batch, 1)
-        trajectory = Trajectory(empty, empty, empty, empty)
+        steps = torch.tensor(request.sde_steps, dtype=torch.int64)
+        trajectory = Trajectory(empty, empty, empty, steps, empty, empty)
         images = torch.zeros(batch, 3, 1, 1, dtype=torch.uint8)
-        return Rollout(request, trajectory, Conditioning(), None, images)
+        return Rollout(request, trajectory, Conditioning(), None, images, request.sigmas)
 
 
 class RecordingReward:

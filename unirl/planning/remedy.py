@@ -216,7 +216,7 @@ def _sizes_to_try(plan: Plan) -> dict[str, int] | None:
     if plan.host_is_too_small:
         return None
     batches = {
-        "stack.micro_batch_size": plan.workspace.num_transitions,
+        "stack.micro_batch_size": plan.workspace.num_micro_rows,
         "rollout.forward_batch_size": _samples_at_once(plan.config),
     }
     sizes: dict[str, int] = {}

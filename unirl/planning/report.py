@@ -95,7 +95,7 @@ def _workspace(plan: Plan) -> list[str]:
     space, config = plan.workspace, plan.config
     other = "without" if config.backend.activation_checkpointing else "with"
     return [
-        f"  workspace: {space.num_transitions} transitions forward and backward "
+        f"  workspace: {space.num_micro_rows} rows forward and backward "
         f"{size_text(space.train)} ({size_text(space.train_other_checkpointing)} {other} "
         f"activation checkpointing),",
         f"  gradients {size_text(space.grads)}, sampling {size_text(space.rollout)}, text encoders "

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from unirl.algorithms.making import make_algorithm
 from unirl.config import catalog
 from unirl.config.components import engine_capabilities, import_component, sync_name
 from unirl.config.residency_checks import in_shards
@@ -203,7 +204,7 @@ def _assemble(
         else import_component(catalog.SYNCS[name].path)(stack, engine, False)
     )
     phases = Phases(engine, reward, sync, planner, PhaseClock(NoMeter()), OneRank())
-    requests = RequestFactory(config, networks.sampled)
+    requests = RequestFactory(config, networks.sampled, make_algorithm(config.algorithm))
     evaluation = _records("evaluation", counts.evaluation)
     return DiffusionTrainer(
         config,

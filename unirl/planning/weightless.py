@@ -9,7 +9,8 @@ are worked out once and Python is not asked for a tensor's device.
         latents = torch.zeros(64, 16, 64, 64)  # costs nothing
         network(latents).sum().backward()  # after make_weightless(network)
 
-A value that is asked for (`item`) is 0; results whose shape depends on values (`nonzero`) raise.
+A value that is asked for (`item`) is 0. Where a result's shape depends on values, it is the
+largest it could be: all values are different for `unique`, and none is 0 for `nonzero`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class Weightless(Tensor):
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.meta.untyped_storage()
+
+    def tolist(self) -> Any:
+        return torch.zeros(self.meta.shape, dtype=self.meta.dtype, device=CPU).tolist()
 
     @classmethod
     def __torch_dispatch__(
@@ -98,6 +102,8 @@ def make_weightless(module: nn.Module) -> None:
 def _on_meta(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if func is torch.ops.aten._local_scalar_dense.default:
         return torch.zeros((), dtype=args[0].dtype, device=CPU).item()
+    if func in _LARGEST:
+        return _wrap(_LARGEST[func](*(_unwrap(value, {}) for value in args)), {})
     if _takes_device(func):
         kwargs = {**kwargs, "device": META}
     if _makes_new_tensors(func):
@@ -106,6 +112,23 @@ def _on_meta(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     wrappers: dict[int, Weightless] = {}
     metas = [_unwrap(value, wrappers) for value in args]
     return _wrap(func(*metas, **{n: _unwrap(v, wrappers) for n, v in kwargs.items()}), wrappers)
+
+
+def _all_different(values: Tensor, *options: bool) -> tuple[Tensor, Tensor, Tensor]:
+    count = values.numel()
+    inverse = torch.empty(values.shape, dtype=torch.int64, device=META)
+    return values.new_empty(count, device=META), inverse, inverse.new_empty(count)
+
+
+def _none_is_zero(values: Tensor) -> Tensor:
+    return torch.empty((values.numel(), values.ndim), dtype=torch.int64, device=META)
+
+
+_LARGEST: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten._unique2.default: _all_different,
+    torch.ops.aten.nonzero.default: _none_is_zero,
+}
+"""In place of operations whose results' shape depends on values."""
 
 
 # --- operations whose results are new tensors: worked out once for each layout of inputs ----------

@@ -20,23 +20,32 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed._composable import checkpoint
 
+from unirl.algorithms.base import BASE, Policy
+from unirl.algorithms.making import make_algorithm
 from unirl.config.schema import RunConfig
-from unirl.core.types import Conditioning, PromptBatch, PromptRecord, RolloutRequest
+from unirl.core.types import (
+    Conditioning,
+    PromptBatch,
+    PromptRecord,
+    Rewards,
+    RolloutRequest,
+    ScoredRollout,
+    Trajectory,
+)
 from unirl.models.base import DiffusionModel
 from unirl.models.blocks import find_blocks
-from unirl.models.lora import adapter_disabled
 from unirl.planning.blueprint import Blueprint
 from unirl.planning.gpu_autocast import gpu_autocast
 from unirl.planning.live_bytes import LiveBytes
 from unirl.planning.weightless import WeightlessMode, make_weightless
-from unirl.samplers.gaussian import Gaussian
 from unirl.samplers.guidance import guided_velocity
 from unirl.samplers.kernels import make_kernel
 from unirl.train.activation_checkpointing import checkpoint_activations
@@ -53,8 +62,8 @@ class Workspace:
     evaluation chunk's.
     """
 
-    num_transitions: int
-    """In a micro-batch: stack.micro_batch_size, or fewer where an update has no more."""
+    num_micro_rows: int
+    """Rows in a micro-batch: stack.micro_batch_size, or fewer where an update has no more."""
     train: int
     """Forward and backward of one micro-batch: inputs, saved activations and temporaries, without
     the gradients of trained weights."""
@@ -63,7 +72,7 @@ class Workspace:
     grads: int
     """Gradients of the trained weights, float32; there from the first backward to the step."""
     rows: int
-    """The window's transitions as the update holds them, from its begin to its end."""
+    """The window's rows as the update holds them, from its begin to its end."""
     optimizer_step: int
     """What AdamW allocates during a step: one intermediate for every trained value."""
     encode: int
@@ -102,7 +111,7 @@ def measure_workspace(
 
 def _requests(config: RunConfig, model: DiffusionModel) -> list[RolloutRequest]:
     """What one device samples at once: for training, then for an evaluation where there is one."""
-    factory = RequestFactory(config, model)
+    factory = RequestFactory(config, model, make_algorithm(config.algorithm))
     requests = [factory.training(0, _prompts(config.batch_size, config))]
     if config.eval_interval:
         chunk = min(config.eval_chunk_prompts, config.eval_num_prompts)
@@ -129,16 +138,16 @@ def _measure(
             for request in _of_each_size(requests)
         ]
     denoise, decode, kept = (max(peaks) for peaks in zip(*sampled, strict=True))
-    plain, checkpointed = _train_peaks(config, model, block_classes, requests[0], texts)
+    update = _Update(config, model, requests[0], texts)
+    plain, checkpointed = _train_peaks(model, block_classes, update)
     checkpoints = config.backend.activation_checkpointing
     trained_bytes = sum(p.nbytes for p in model.network.parameters() if p.requires_grad)
-    row_bytes = 2 * 4 * math.prod(_latent_shape(model, requests[0]))
     return Workspace(
-        num_transitions=_micro_batch(config, requests[0]),
+        num_micro_rows=update.num_micro_rows,
         train=checkpointed if checkpoints else plain,
         train_other_checkpointing=plain if checkpoints else checkpointed,
         grads=trained_bytes,
-        rows=_num_rows(config, requests[0]) * row_bytes,
+        rows=config.accumulate_rollouts * update.row_bytes,
         optimizer_step=trained_bytes,
         encode=encode,
         rollout=denoise,
@@ -150,58 +159,93 @@ def _measure(
 # --- training -----------------------------------------------------------------------------------
 
 
+class _Update:
+    """The algorithm's own loss on a rollout without values."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: DiffusionModel,
+        request: RolloutRequest,
+        texts: Conditioning,
+    ) -> None:
+        self._algorithm = make_algorithm(config.algorithm, _brightness)
+        names = (BASE, *self._algorithm.shadows(), *self._algorithm.teachers())
+        # Exchanging weights takes no memory that counts; without an adapter there is no base.
+        self._policy = Policy(model, dict.fromkeys(names, nullcontext), progress=0.0)
+        with torch.no_grad():
+            # Samples of equal starts share a forward in some micro-batches, but not in all.
+            apart = replace(request, initial_noise_keys=request.step_noise_keys)
+            scored = _scored_rollout(model, apart, texts)
+            path = scored.trajectory
+            sampled = [getattr(path, f.name) for f in fields(path)]
+            with LiveBytes([*sampled, scored.advantages, scored.places]) as live:
+                rows = self._algorithm.rows([scored])
+        self.row_bytes = live.now
+        num_rows = len(rows) * config.accumulate_rollouts
+        per_update = math.ceil(num_rows / config.stack.num_updates_per_batch)
+        self.num_micro_rows = min(config.stack.micro_batch_size, per_update)
+        micro = torch.arange(self.num_micro_rows) % len(rows)
+        with torch.no_grad():
+            self._rows, _ = self._algorithm.anchor(self._policy, rows.select(micro), [micro])
+        self._micro = micro
+
+    def backward(self) -> None:
+        """Of one micro-batch."""
+        self._algorithm.loss(self._policy, self._rows.select(self._micro)).loss.sum().backward()
+
+
+def _brightness(images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+    """Stands in for the scorers where the reward is differentiated; theirs is not counted."""
+    return images.mean(dim=(1, 2, 3))
+
+
+def _scored_rollout(
+    model: DiffusionModel, request: RolloutRequest, texts: Conditioning
+) -> ScoredRollout:
+    count = len(request)
+    samples = torch.zeros(count, dtype=torch.long)
+    scores, trained = torch.zeros(count), torch.ones(count, dtype=torch.bool)
+    negative = texts.select(samples) if request.sampling.guidance_scale > 1 else None
+    return ScoredRollout(
+        request,
+        _trajectory(model, request),
+        texts.select(samples),
+        negative,
+        torch.arange(count),
+        Rewards(scores, {}, trained),
+        scores,
+        trained,
+    )
+
+
+def _trajectory(model: DiffusionModel, request: RolloutRequest) -> Trajectory:
+    count, shape = len(request), _latent_shape(model, request)
+    recorded = (count, request.num_sde_steps, *shape)
+    return Trajectory(
+        latents=torch.zeros(recorded),
+        next_latents=torch.zeros(recorded),
+        log_probs=torch.zeros(recorded[:2]),
+        steps=torch.zeros(recorded[:2], dtype=torch.long),
+        kept_latents=torch.zeros(count, len(request.kept_steps), *shape),
+        final_latents=torch.zeros(count, *shape),
+    )
+
+
 def _train_peaks(
-    config: RunConfig,
-    model: DiffusionModel,
-    block_classes: Sequence[str],
-    request: RolloutRequest,
-    texts: Conditioning,
+    model: DiffusionModel, block_classes: Sequence[str], update: _Update
 ) -> tuple[int, int]:
     """(without, with) activation checkpointing."""
     for parameter in model.network.parameters():
         if parameter.requires_grad:  # so it is for all micro-batches but the first
             parameter.grad = torch.zeros_like(parameter)
-
-    def backward() -> None:
-        _loss(config, model, request, texts).backward()
-
     blocks = find_blocks(model.network, block_classes)
-    plain, _ = _measured(model, backward)
+    plain, _ = _measured(model, update.backward)
     checkpoint_activations(blocks)
-    checkpointed, _ = _measured(model, backward)
+    checkpointed, _ = _measured(model, update.backward)
     for block in blocks:
         checkpoint.state(block).enable_hook = False
     return plain, checkpointed
-
-
-def _loss(
-    config: RunConfig, model: DiffusionModel, request: RolloutRequest, texts: Conditioning
-) -> Tensor:
-    """Of one micro-batch: from the log-probs of transitions, with the reference KL if there is."""
-    sampling = request.sampling
-    index = torch.zeros(_micro_batch(config, request), dtype=torch.long)
-    latents = torch.zeros(len(index), *_latent_shape(model, request))
-    next_latents = torch.zeros_like(latents)
-    sigma, sigma_next = (torch.full((len(index),), s) for s in request.sigmas[1:3])
-    kernel = make_kernel(sampling.kernel, sampling.eta, request.sigmas)
-
-    def policy() -> Gaussian:
-        velocity = _velocity(model, request, latents, sigma, texts, index)
-        return kernel.transition(latents, velocity, sigma, sigma_next)
-
-    new = policy()
-    loss = new.log_prob(next_latents)
-    if config.algorithm.kl_coefficient:
-        with torch.no_grad(), adapter_disabled(model.network):
-            reference = policy()
-        loss = loss + config.algorithm.kl_coefficient * new.kl(reference)
-    return loss.sum()
-
-
-def _micro_batch(config: RunConfig, request: RolloutRequest) -> int:
-    """Transitions in the largest micro-batch."""
-    update_rows = math.ceil(_num_rows(config, request) / config.stack.num_updates_per_batch)
-    return min(config.stack.micro_batch_size, update_rows)
 
 
 def _velocity(
@@ -212,7 +256,7 @@ def _velocity(
     texts: Conditioning,
     index: Tensor,
 ) -> Tensor:
-    """Guided as in sampling and training, which pick the distinct rows and spread the answers."""
+    """Guided as in sampling, which picks the distinct rows and spreads the answers."""
     guidance = request.sampling.guidance_scale
     return guided_velocity(
         model,
@@ -222,11 +266,6 @@ def _velocity(
         texts.select(index) if guidance > 1 else None,
         guidance,
     )[index]
-
-
-def _num_rows(config: RunConfig, request: RolloutRequest) -> int:
-    """Transitions of a window on one device."""
-    return config.accumulate_rollouts * len(request) * len(request.sde_steps)
 
 
 # --- sampling -----------------------------------------------------------------------------------
@@ -278,12 +317,11 @@ def _denoise(
 def _rollout(
     model: DiffusionModel, request: RolloutRequest, texts: Conditioning, samples: Tensor
 ) -> tuple[object, ...]:
-    """What an engine returns, but for the images, which are on the host, and the log-probs."""
-    num_latents = 2 * len(request.sde_steps) + 1  # before and after each step, and the clean end
+    """What an engine returns, but for the images, which are on the host."""
     return (
         texts.select(samples),
         texts.select(samples) if request.sampling.guidance_scale > 1 else None,
-        torch.zeros(len(request), num_latents, *_latent_shape(model, request)),
+        _trajectory(model, request),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from unirl.core.capabilities import EngineCapabilities
 from unirl.core.components import Movable
@@ -22,6 +22,11 @@ class RolloutEngine(ABC):
     @abstractmethod
     def parts(self) -> Sequence[Movable]:
         """What the residency planner moves; awake is an engine whose parts are all there."""
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """Denoising networks of its own in this process, for counting their use."""
+        return ()
 
     @abstractmethod
     def generate(self, request: RolloutRequest) -> Rollout:

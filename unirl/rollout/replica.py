@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unirl.config.catalog import ENGINES
 from unirl.core.components import (
@@ -94,6 +94,10 @@ class ReplicaEngine(SyncedEngine):
     @property
     def parts(self) -> Sequence[Movable]:
         return [*self._shared, *self._weights.parts]
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return [self._model.network]
 
     @property
     def weight_version(self) -> int | None:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from unirl.algorithms.base import Algorithm
+from unirl.algorithms.making import make_algorithm
 from unirl.config import catalog
-from unirl.config.components import absent_packages, import_component, is_own, sync_name
+from unirl.config.components import (
+    absent_packages,
+    algorithm_capabilities,
+    engine_capabilities,
+    import_component,
+    is_own,
+    sync_name,
+)
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RewardConfig, RunConfig, ScorerConfig
 from unirl.core.errors import ConfigError, UnirlError
 from unirl.core.types import PromptRecord
 from unirl.data.prompts import load_prompts
+from unirl.data.recorded import require_recorded, require_unrecorded
 from unirl.distributed.ranks import Ranks
 from unirl.memory.hostmem import GIB, HostArena, HostLimit, host_limit
 from unirl.memory.sharing import share_base
@@ -27,6 +36,7 @@ from unirl.rollout.engine import RolloutEngine
 from unirl.runtime.training_model import build_model, build_training_model
 from unirl.train.backend import TrainBackend
 from unirl.train.stack import TrainStack
+from unirl.train.teachers import read_teacher
 from unirl.weight_sync.base import SharedWeights, WeightSync
 
 
@@ -50,9 +60,22 @@ class Roles:
 
 def load_all_prompts(config: RunConfig) -> Prompts:
     train = load_prompts(resolve_path(config.data.train), "data.train")
-    if config.data.eval is None:
-        return Prompts(train, train)
-    return Prompts(train, load_prompts(resolve_path(config.data.eval), "data.eval"))
+    make_algorithm(config.algorithm).check_prompts(train, "data.train")
+    prompts = Prompts(train, train)
+    if config.data.eval is not None:
+        prompts = Prompts(train, load_prompts(resolve_path(config.data.eval), "data.eval"))
+    if engine_capabilities(config).returns_recorded:
+        _check_recorded(config, prompts)
+    return prompts
+
+
+def _check_recorded(config: RunConfig, prompts: Prompts) -> None:
+    """Training prompts have images for all samples; evaluation prompts have none."""
+    require_recorded(prompts.train, config.sampling.samples_per_prompt, "data.train")
+    if config.eval_interval > 0:
+        require_unrecorded(
+            prompts.evaluation, "data.train" if config.data.eval is None else "data.eval"
+        )
 
 
 def build_host(config: RunConfig) -> HostArena:
@@ -84,7 +107,7 @@ def build_roles(
     rollout_model = build_model(config, at_first, with_encoders=True)
     _check_prompts(rollout_model, prompts)
     if config.rollout.share_base:
-        stack = _build_second_stack(config, device, ranks, host)
+        stack = _build_second_stack(config, reward, device, ranks, host)
         share_base(rollout_model.network, stack.model.network)
         for module in [rollout_model.network, *rollout_model.frozen_modules.values()]:
             module.to(device)
@@ -93,7 +116,7 @@ def build_roles(
     else:
         # The engine parks itself before the trainer comes, so that both never share the device.
         engine = engine_class(rollout_model, forward_batch_size, device, host, None)
-        stack = _build_second_stack(config, device, ranks, host)
+        stack = _build_second_stack(config, reward, device, ranks, host)
     sync_class = import_component(catalog.SYNCS[sync].path)
     return Roles(stack, engine, reward, sync_class(stack, engine, config.sync.verify))
 
@@ -117,24 +140,32 @@ def _with_one_model(
     engine_class = _resolve(config.rollout.engine, catalog.ENGINES)
     model, backend = build_training_model(config, device, ranks, with_encoders=True)
     _check_prompts(model, prompts)
-    stack = build_stack(config, model, backend, device, ranks, host)
-    gathered = stack.gathered if config.rollout.unshard else nullcontext
+    stack = build_stack(config, model, backend, reward, device, ranks, host)
     engine = engine_class(
         model,
         config.rollout.forward_batch_size,
         device,
         lambda: stack.weight_version,
-        gathered,
+        lambda: _sampling(stack, unshard=config.rollout.unshard),
     )
     return Roles(stack, engine, reward, SharedWeights(stack))
 
 
+@contextmanager
+def _sampling(stack: TrainStack, *, unshard: bool) -> Iterator[None]:
+    """Around each generation with the trained network itself."""
+    with stack.sampling_weights(), stack.gathered() if unshard else nullcontext():
+        yield
+
+
 def _build_second_stack(
-    config: RunConfig, device: torch.device, ranks: Ranks, host: HostArena
+    config: RunConfig, reward: RewardService, device: torch.device, ranks: Ranks, host: HostArena
 ) -> TrainStack:
-    """The train stack beside an engine with encoders of its own."""
-    model, backend = build_training_model(config, device, ranks, with_encoders=False)
-    return build_stack(config, model, backend, device, ranks, host)
+    """The train stack beside an engine with encoders of its own; one that sends gradients through
+    the decoder has its own too."""
+    with_encoders = algorithm_capabilities(config).differentiates_reward
+    model, backend = build_training_model(config, device, ranks, with_encoders)
+    return build_stack(config, model, backend, reward, device, ranks, host)
 
 
 def _check_prompts(model: DiffusionModel, prompts: Prompts) -> None:
@@ -146,13 +177,14 @@ def build_stack(
     config: RunConfig,
     model: DiffusionModel,
     backend: TrainBackend,
+    reward: RewardService,
     device: torch.device,
     ranks: Ranks,
     host: HostArena,
 ) -> TrainStack:
-    algorithm: Algorithm[Any] = _resolve(config.algorithm.path, catalog.ALGORITHMS)(
-        config.algorithm
-    )
+    algorithm = make_algorithm(config.algorithm, reward.differentiable)
+    if algorithm.capabilities.differentiates_reward:
+        reward.require_differentiable()
     windows = config.num_rollouts // config.accumulate_rollouts
     return TrainStack(
         model,
@@ -165,6 +197,7 @@ def build_stack(
         device=device,
         ranks=ranks,
         host=host,
+        teachers={name: read_teacher(file) for name, file in algorithm.teachers().items()},
         moments_on_demand=not config.optimizer_resident,
     )
 

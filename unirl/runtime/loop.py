@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import torch
 
+from unirl.algorithms.making import make_algorithm
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.data.stream import PromptStream
 from unirl.distributed.agreement import require_same_settings
 from unirl.distributed.ranks import Ranks
 from unirl.memory.meter import CudaMeter
+from unirl.models.forward_count import ForwardCount
 from unirl.planning.hardware import GIB, reserve
 from unirl.residency.auto import AutoRule
 from unirl.residency.planner import ResidencyPlanner
@@ -26,7 +28,7 @@ from unirl.trainer.diffusion import DiffusionTrainer
 from unirl.trainer.evaluation import Evaluator, Gallery
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
-from unirl.trainer.roles import MoveRecord, SaveRole
+from unirl.trainer.roles import MoveRecord, SaveRole, TrainRole
 
 
 def build_trainer(
@@ -40,18 +42,20 @@ def build_trainer(
     tracker: Tracker,
     should_stop: Callable[[], bool],
     ranks: Ranks,
+    train: TrainRole | None = None,
     overlap_bytes: int | None = None,
 ) -> DiffusionTrainer:
-    """Wire the loop around loaded roles."""
+    """Wire the loop around loaded roles; `train` stands before the stack if it is given."""
     meter = _meter(config)
     planner = build_planner(config, roles, rule, moves, meter, ranks, overlap_bytes)
     require_same_settings({"residency plan": planner.plan}, ranks)
-    clock = PhaseClock(meter, moves.phase_ended)
+    forwards = ForwardCount([roles.stack.model.network, *roles.engine.networks])
+    clock = PhaseClock(meter, moves.phase_ended, forwards.totals)
     phases = Phases(roles.engine, roles.reward, roles.sync, planner, clock, ranks)
-    requests = RequestFactory(config, roles.stack.model)
+    requests = RequestFactory(config, roles.stack.model, make_algorithm(config.algorithm))
     return DiffusionTrainer(
         config,
-        roles.stack,
+        roles.stack if train is None else train,
         phases,
         PromptStream(prompts.train, config.batch_size, config.seed),
         requests,

@@ -35,6 +35,7 @@ from unirl.runtime.build import (
     load_all_prompts,
     missing_judges,
 )
+from unirl.runtime.doctor import examined_first
 from unirl.runtime.interrupt import INTERRUPTED, GracefulStop
 from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_problem
 from unirl.runtime.run_directory import RunDirectory
@@ -169,6 +170,7 @@ def _train(
         tracker,
         lambda: ranks.any(stop.requested()),
         ranks,
+        examined_first(config, roles, directory.path, ranks),
         overlap_bytes=overlap_bytes(config, problem),
     )
     return trainer.train(start)

@@ -43,12 +43,9 @@ class Gaussian:
 
     def kl(self, other: Gaussian) -> Tensor:
         """[B] KL(self || other) in nats, mean over latent elements."""
-        elements = (
-            (other.std / self.std).log()
-            + (self.std**2 + (self.mean - other.mean) ** 2) / (2 * other.std**2)
-            - 0.5
-        )
-        return _mean_over_latent(elements)
+        # Apart, so that for equal stds, where it is exactly 0, nothing is rounded into small KLs.
+        of_stds = (other.std / self.std).log() + ((self.std / other.std) ** 2 - 1) / 2
+        return _mean_over_latent(of_stds + (self.mean - other.mean) ** 2 / (2 * other.std**2))
 
 
 def _mean_over_latent(elements: Tensor) -> Tensor:

@@ -49,17 +49,6 @@ def make_kernel(name: str, eta: float, sigmas: tuple[float, ...]) -> Kernel:
     return Kernel(name, eta, sigmas)
 
 
-def velocity_sensitivity(std: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
-    """[R] |d log p / d velocity| of one latent element whose noise is 1, for the reverse-SDE
-    kernels flow, dance and flash; std (of the whole step) and sigmas are [R].
-
-    With log p's mean over latent elements the gradient is this over their number. One over it is
-    the weight FlashGRPO gives a step: 1 / (sqrt(-dt) / g + g sqrt(-dt) (1 - s) / (2 s)) for the
-    diffusion g = std / sqrt(-dt).
-    """
-    return (sigma - sigma_next) / std + std * (1 - sigma) / (2 * sigma)
-
-
 def _flow(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, kernel: Kernel) -> Gaussian:
     """Flow-GRPO's reverse-time SDE (arXiv:2505.05470): diffusion eta sqrt(s / (1 - s)).
 

@@ -48,7 +48,9 @@ METRICS: Mapping[str, Metric] = {
     "train/log_ratio_abs_max": Metric(
         "nats per latent element", "largest |new - old log-prob|, at full precision"
     ),
-    "train/clip_fraction": Metric("fraction", "transitions whose gradient the clip removed"),
+    "train/clip_fraction": Metric(
+        "fraction", "rows whose ratio lies outside the clip range, or that a mask leaves out"
+    ),
     "train/clip_fraction_high": Metric("fraction", "those above the upper bound"),
     "train/clip_fraction_low": Metric("fraction", "those below the lower bound"),
     "train/approx_kl": Metric(
@@ -56,7 +58,40 @@ METRICS: Mapping[str, Metric] = {
         "distance from the sampling policy, half the mean squared log-ratio",
     ),
     "train/kl_reference": Metric(
-        "nats per latent element", "exact Gaussian KL to the model without adapter"
+        "unit of kl_form", "divergence from the reference policy, before its coefficient"
+    ),
+    "train/kl_old_mean": Metric(
+        "nats per latent element", "flow_dppo: mean KL from the policy before the update"
+    ),
+    "train/kl_old_max": Metric("nats per latent element", "flow_dppo: the largest of them"),
+    "train/velocity_deviation": Metric(
+        "", "with kl_coefficient: mean squared distance to the velocity without adapter"
+    ),
+    "train/positive_loss": Metric("", "diffusion_nft: error of the implicit positive policy"),
+    "train/negative_loss": Metric("", "diffusion_nft: error of the implicit negative policy"),
+    "train/old_deviation": Metric(
+        "", "diffusion_nft: mean squared distance to the velocity of the policy that samples"
+    ),
+    "train/preference_margin": Metric(
+        "", "diffusion_dpo: log-odds the policy gives the preferred sample, 0 for the reference"
+    ),
+    "train/preference_accuracy": Metric(
+        "fraction", "diffusion_dpo: pairs whose margin is above 0; 0 before the first update"
+    ),
+    "train/reward_mean": Metric(
+        "reward", "draft, refl: mean of the differentiated reward; refl's is of predicted images"
+    ),
+    "train/capped_fraction": Metric(
+        "fraction", "draft, refl: samples beyond reward_cap, which have no gradient"
+    ),
+    "train/saturated_fraction": Metric(
+        "fraction", "draft, refl: pixel values at 0 or 1, where clipping may stop the gradient"
+    ),
+    "train/kl_teacher": Metric(
+        "nats per latent element", "distillation: KL of the student's steps to the teacher's"
+    ),
+    "train/kl_teacher_<domain>": Metric(
+        "nats per latent element", "the same over the prompts of one teacher"
     ),
     "train/grad_norm": Metric("", "gradient norm before clipping"),
     "train/lr": Metric("", "learning rate, mean over the window's steps"),
@@ -77,6 +112,11 @@ METRICS: Mapping[str, Metric] = {
         "time in one phase: rollout (sync included), reward, sync, train, evaluate, save, total; "
         "the row after an evaluation has its rollout and reward time too",
     ),
+    "perf/<phase>_denoiser_forwards": Metric(
+        "samples",
+        "samples the denoising network was run on in a phase, guidance twice; total is the window",
+    ),
+    "perf/<phase>_denoiser_backwards": Metric("samples", "those with gradients"),
     # eval/: held-out prompts with fixed noise
     "eval/reward_mean": Metric("reward", "mean total reward on the evaluation prompts"),
     "eval/num_samples": Metric("samples", "samples scored"),

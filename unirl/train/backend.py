@@ -129,7 +129,8 @@ def clip_gradients(
 
 
 @torch.no_grad()
-def write_share(backend: TrainBackend, parameter: nn.Parameter, whole: Tensor) -> None:
-    """Overwrite what lies here of a parameter with its share of a whole tensor, in place."""
+def write_share(backend: TrainBackend, parameter: Tensor, whole: Tensor) -> None:
+    """Overwrite what lies here of a parameter, or of a tensor laid out like one, with its share of
+    a whole tensor, in place."""
     share = backend.share_of(whole, like=parameter)
     backend.local(parameter).copy_(backend.local(share))

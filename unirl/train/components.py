@@ -20,13 +20,17 @@ def train_components(
     moments: Callable[[], Iterable[Tensor]],
     num_writes: Callable[[], int],
     *,
+    shadows: Mapping[str, Mapping[str, Tensor]],
+    teachers: Mapping[str, Mapping[str, Tensor]],
     moments_on_demand: bool,
 ) -> list[Component]:
-    """Frozen base, trained weights, optimizer moments, buffers, and text encoders if there are any.
+    """Frozen base, trained weights, optimizer moments, further sets of the trained weights,
+    buffers, and text encoders if there are any.
 
     parameters: all of the network's, by name; moments: those there are now; num_writes: raised
-    whenever trained weights or moments are written; moments_on_demand: they are there only while
-    the optimizer steps. Gradients are freed with the step.
+    whenever trained weights, moments or shadows are written; shadows and teachers: by name and
+    parameter; moments_on_demand: they are there only while the optimizer steps. Gradients are
+    freed with the step.
     """
     network, local = model.network, backend.local
     frozen = [p for p in parameters.values() if not p.requires_grad]
@@ -54,6 +58,25 @@ def train_components(
             "train.buffers", lambda: list(network.buffers()), lambda: None, written_by="forward"
         ),
     ]
+    components += [
+        _weight_set(name, tensors, local, num_writes, "optimizer step")
+        for name, tensors in shadows.items()
+    ]
+    components += [
+        _weight_set(name, tensors, local, lambda: FROZEN, "") for name, tensors in teachers.items()
+    ]
     for name, module in model.frozen_modules.items():
         components += module_components(f"train.{name}", module)
     return components
+
+
+def _weight_set(
+    name: str,
+    tensors: Mapping[str, Tensor],
+    local: Callable[[Tensor], Tensor],
+    version: Callable[[], int | None],
+    written_by: str,
+) -> Component:
+    return TensorComponent(
+        f"train.{name}", lambda: map(local, tensors.values()), version, written_by=written_by
+    )

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unirl.algorithms.base import Algorithm, Rows
+from unirl.algorithms.base import BASE, Algorithm, Policy, Rows
 from unirl.config.schema import StackConfig
 from unirl.core.components import Movable
 from unirl.core.errors import ModelError
@@ -39,6 +39,7 @@ from unirl.train.optimizer import (
     moments_of,
     set_optimizer_step,
 )
+from unirl.train.shadows import WeightSet
 from unirl.weight_sync.payload import Probe, WeightPayload
 
 logger = logging.getLogger("unirl.train")
@@ -67,7 +68,7 @@ class TrainStack:
         self,
         model: DiffusionModel,
         backend: TrainBackend,
-        algorithm: Algorithm[Any],
+        algorithm: Algorithm[Any, Any],
         config: StackConfig,
         total_steps: int,
         latent_shape: tuple[int, ...],
@@ -76,13 +77,15 @@ class TrainStack:
         ranks: Ranks,
         host: HostArena,
         *,
+        teachers: Mapping[str, Mapping[str, Tensor]] | None = None,
         moments_on_demand: bool = False,
     ) -> None:
         """`model` is on `device` with its adapter attached or its network requiring grad, laid out
         over the ranks as `backend` has it.
 
-        `host` is where parked weights go. `moments_on_demand`: Adam's moments are on the device
-        only within the `around_step` of an update.
+        `host` is where parked weights go. `teachers`: weights by name and trained parameter, for
+        the algorithm's `teachers`. `moments_on_demand`: Adam's moments are on the device only
+        within the `around_step` of an update.
         """
         self.model = model
         self._backend = backend
@@ -101,12 +104,16 @@ class TrainStack:
         self._optimizer = make_optimizer(self._trained.values(), config.optimizer)
         self._num_steps = 0
         self._num_writes = 0
+        self._shadows = {name: self._weight_set() for name in algorithm.shadows()}
+        self._teachers = {n: self._read_teacher(n, w) for n, w in (teachers or {}).items()}
         components = train_components(
             model,
             backend,
             self._parameters,
             moments=lambda: moment_tensors(self._optimizer),
             num_writes=lambda: self._num_writes,
+            shadows={name: weights.tensors for name, weights in self._shadows.items()},
+            teachers={name: weights.tensors for name, weights in self._teachers.items()},
             moments_on_demand=moments_on_demand,
         )
         self._weights = RoleWeights(components, host, before_parking=backend.settle)
@@ -123,6 +130,32 @@ class TrainStack:
     def gathered(self) -> AbstractContextManager[None]:
         """Keeps sharded weights gathered, for a generation with them."""
         return self._backend.gathered()
+
+    def sampling_weights(self) -> AbstractContextManager[None]:
+        """The network has the weights that rollouts sample with."""
+        shadow = self._sampled_shadow()
+        return nullcontext() if shadow is None else shadow.active()
+
+    def _sampled_shadow(self) -> WeightSet | None:
+        name = self._algorithm.sampling_weights()
+        return None if name is None else self._shadows[name]
+
+    def _weight_set(self) -> WeightSet:
+        return WeightSet(self._trained, self._backend.local)
+
+    def _read_teacher(self, name: str, tensors: Mapping[str, Tensor]) -> WeightSet:
+        """Raises ModelError naming the teacher when its weights are not like the trained ones."""
+        try:
+            require_fit(self._trained, tensors)
+        except ModelError as error:
+            raise ModelError(f"algorithm.teachers: {name}: {error}") from error
+        weights = self._weight_set()
+        self._fill(weights, tensors)
+        return weights
+
+    def _fill(self, weights: WeightSet, tensors: Mapping[str, Tensor]) -> None:
+        for name, held in weights.tensors.items():
+            write_share(self._backend, held, tensors[name])
 
     @property
     def parts(self) -> Sequence[Movable]:
@@ -153,31 +186,51 @@ class TrainStack:
         rows = self._algorithm.rows(scored)
         filler = torch.tensor([len(rows)], device=rows.sample_index.device)
         parts = self._split(rows, scored, filler)
+        if not parts:
+            metrics = {"grad_norm": 0.0, "lr": self._apply_learning_rate()}
+            return [UpdateStats(metrics, "no sample of the window gave anything to train on")]
         if any(part.num_fillers for part in parts):
             rows = rows.select(torch.arange(len(rows) + 1, device=filler.device) % len(rows))
-        rows, anchor_metrics = self._algorithm.anchor(
-            self.model, rows, [index for part in parts for index in part.slices]
-        )
+        with torch.no_grad():
+            rows, anchor_metrics = self._algorithm.anchor(
+                self.policy(), rows, [index for part in parts for index in part.slices]
+            )
+        steps_before = self._num_steps
         stats = [self._step(rows, part, around_step) for part in parts]
+        if self._num_steps > steps_before:  # else a push of the same version would differ
+            for name, rule in self._algorithm.shadows().items():
+                self._shadows[name].follow(rule.decay(self._num_steps))
         pooled = pool_metrics(self._ranks.gather(anchor_metrics))
         first = UpdateStats({**stats[0].metrics, **pooled}, stats[0].skipped)
         return [first, *stats[1:]]
+
+    def policy(self) -> Policy:
+        """The model as the algorithm sees it at this point of the run."""
+        network = self.model.network
+        sets = {**self._shadows, **self._teachers}
+        return Policy(
+            self.model,
+            {BASE: lambda: adapter_disabled(network)}
+            | {name: weights.active for name, weights in sets.items()},
+            progress=self._num_steps / self._total_steps,
+        )
 
     def _split(self, rows: Rows, scored: Sequence[ScoredRollout], filler: Tensor) -> list[_Part]:
         """This rank's rows of each optimizer step.
 
         A sample's place in the order that is cut into parts, and so its part, depends on the
-        samples of all ranks. Rows of samples that are not valid are left out. `filler` is the index
-        of a row for ranks that have less to do than another one.
+        samples of all ranks. Rows of samples that are not trained are left out. `filler` is the
+        index of a row for ranks that have less to do than another one.
         """
         num_parts, size = self._config.num_updates_per_batch, self._config.micro_batch_size
         starts = np.cumsum([0, *(one.num_samples for one in scored)]).tolist()
         samples = torch.cat([s + one.places for s, one in zip(starts, scored, strict=False)])
-        valid = torch.cat([one.rewards.valid for one in scored])[samples]
+        trained = torch.cat([one.trained for one in scored])[samples]
         group_size = scored[0].request.samples_per_prompt
         places = self._places(starts[-1] // group_size, group_size)[samples]
-        part_of_sample = torch.where(valid, places * num_parts // starts[-1], -1)
+        part_of_sample = torch.where(trained, places * num_parts // starts[-1], -1)
         part_of_row = part_of_sample.to(rows.sample_index.device)[rows.sample_index]
+        part_of_row = part_of_row.where(rows.sample_index >= 0, -1)
         own = [torch.nonzero(part_of_row == part).flatten() for part in range(num_parts)]
         counts = self._ranks.gather([len(index) for index in own])
         parts = []
@@ -238,7 +291,7 @@ class TrainStack:
         details: list[Mapping[str, Tensor]] = []
         num_own = len(part.slices) - part.num_fillers
         for number, index in enumerate(part.slices):
-            losses = self._algorithm.loss(self.model, rows.select(index))
+            losses = self._algorithm.loss(self.policy(), rows.select(index))
             scale = self._backend.loss_scale if number < num_own else 0.0
             self._backend.before_backward(is_last=number + 1 == len(part.slices))
             (losses.loss.sum() * (scale / part.num_rows)).backward()
@@ -273,12 +326,17 @@ class TrainStack:
 
     @torch.no_grad()
     def read_weights(self, *, adapter: bool, with_probe: bool) -> WeightPayload:
-        """Host copies of the adapter or of all network weights, float32 where trained.
+        """Host copies of the adapter or of all network weights that rollouts sample with, float32
+        where trained.
 
         A parked stack is read from the host, where it moves nothing; it cannot answer a probe then,
         so the payload has none. Collective: every rank gets whole tensors.
         """
+        source: Mapping[str, Tensor]
         source = adapter_parameters(self.model.network) if adapter else self._parameters
+        shadow = self._sampled_shadow()
+        if shadow is not None:
+            source = {name: shadow.tensors.get(name, tensor) for name, tensor in source.items()}
         tensors = self._read(source, "read weights")
         probe = self._make_probe() if with_probe and self._weights.is_resident else None
         return WeightPayload(self.weight_version, tensors, is_adapter=adapter, probe=probe)
@@ -297,7 +355,8 @@ class TrainStack:
         sigma = torch.tensor([0.7])
         conditioning = self.model.example_conditioning(1, generator)
         inputs = (latents.to(self._device), sigma.to(self._device), conditioning)
-        velocity = self.model.velocity(*inputs).cpu()
+        with self.sampling_weights():
+            velocity = self.model.velocity(*inputs).cpu()
         with adapter_disabled(self.model.network):
             base_velocity = self.model.velocity(*inputs).cpu()
         return Probe(latents, sigma, conditioning.to("cpu"), velocity, base_velocity)
@@ -305,6 +364,17 @@ class TrainStack:
     def state_tensors(self, adapter_only: bool) -> dict[str, Tensor]:
         """The weights a checkpoint holds, whole: trained ones, or the whole network. Collective."""
         return self._read(self._trained if adapter_only else self._parameters, "save")
+
+    def shadow_tensors(self) -> dict[str, Tensor]:
+        """Whole shadow weights by `<shadow>.<parameter>`; none without shadows. Collective."""
+        return self._read(self._named_shadows(), "save")
+
+    def _named_shadows(self) -> dict[str, Tensor]:
+        return {
+            f"{shadow}.{name}": tensor
+            for shadow, weights in self._shadows.items()
+            for name, tensor in weights.tensors.items()
+        }
 
     def optimizer_state(self) -> dict[str, Any]:
         """AdamW's state with whole tensors, and the steps taken. Collective."""
@@ -318,8 +388,14 @@ class TrainStack:
         }
         return {"optimizer": {**state, "state": whole}, "num_steps": self._num_steps}
 
-    def load_state(self, tensors: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]) -> None:
-        """Restore what `state_tensors` and `optimizer_state` gave, on any number of ranks.
+    def load_state(
+        self,
+        tensors: Mapping[str, Tensor],
+        shadows: Mapping[str, Tensor],
+        optimizer_state: Mapping[str, Any],
+    ) -> None:
+        """Restore what `state_tensors`, `shadow_tensors` and `optimizer_state` gave, on any number
+        of ranks.
 
         Raises ModelError, with nothing written, when they do not fit.
         """
@@ -328,12 +404,16 @@ class TrainStack:
         names = self._trained.keys() == tensors.keys()
         expected = self._trained if names else self._parameters
         require_fit(expected, tensors)
+        held = self._named_shadows()
+        _require_shadows(held, shadows)
         trained = list(self._trained.values())
         for index, state in optimizer_state["optimizer"]["state"].items():
             if index >= len(trained) or state["exp_avg"].shape != trained[index].shape:
                 raise ModelError(f"the optimizer state does not fit at trained tensor {index}")
         for name, parameter in expected.items():
             write_share(self._backend, parameter, tensors[name])
+        for name, shadow in held.items():
+            write_share(self._backend, shadow, shadows[name])
         # The moments only: learning rate, betas and decay are this run's own settings.
         own_groups = self._optimizer.state_dict()["param_groups"]
         moments = {
@@ -350,7 +430,8 @@ class TrainStack:
         self._num_writes += 1
 
     def sharded_state(self, adapter_only: bool) -> dict[str, Tensor]:
-        """Weights and moments under `weights.<name>`, `exp_avg.<name>`, ..., as they lie here.
+        """Weights, moments and shadows under `weights.<name>`, `exp_avg.<name>`,
+        `shadow.<shadow>.<name>`, ..., as they lie here.
 
         A sharded save writes these tensors; a sharded load reads into them, which makes the
         moments if there were none.
@@ -362,7 +443,7 @@ class TrainStack:
         for name, parameter in self._trained.items():
             for moment, tensor in moments_of(self._optimizer, parameter).items():
                 state[f"{moment}.{name}"] = tensor
-        return state
+        return state | {f"shadow.{name}": t for name, t in self._named_shadows().items()}
 
     def finish_sharded_load(self, num_steps: int) -> None:
         """After tensors of `sharded_state` were read from a checkpoint at this optimizer step."""
@@ -372,3 +453,14 @@ class TrainStack:
 
     def _require_on_device(self, action: str) -> None:
         self._weights.require_resident("the train stack", action)
+
+
+def _require_shadows(held: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Raise ModelError unless a checkpoint has exactly the shadow weights of this algorithm."""
+    ours, theirs = ({name.partition(".")[0] for name in names} for names in (held, saved))
+    if held.keys() != saved.keys():
+        raise ModelError(
+            f"it has the shadow weights {sorted(theirs) or 'none'}, but this algorithm keeps "
+            f"{sorted(ours) or 'none'} beside the trained ones; resume with the algorithm that "
+            "saved it, or start without load_dir."
+        )

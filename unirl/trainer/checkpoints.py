@@ -31,6 +31,7 @@ NEUTRAL_KEYS = (
     "device_budget_gib",
     "overlap_moves",
     "host_budget_gib",
+    "doctor",
     "save_reads",
     "save_interval",
     "save_dir",

@@ -1,10 +1,10 @@
-"""Wall-clock time per phase of a window, and the most device memory it took."""
+"""Wall-clock time per phase of a window, the most device memory it took, and what was counted."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -45,18 +45,22 @@ class PhaseClock:
         self,
         meter: MemoryMeter,
         ended: Callable[[str, float], None] = lambda name, seconds: None,
+        totals: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`ended` is told the name and the seconds of every phase that is over."""
+        """`ended` is told the name and the seconds of every phase that is over; `totals` gives
+        counts so far, whose growth in each phase is a metric."""
         self._meter = meter
         self._ended = ended
+        self._totals = totals
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._counts: Counter[str] = Counter()
         self._peaks: defaultdict[str, int] = defaultdict(int)
         self._open: list[int] = []
         """Peaks so far of the phases that are going on, outermost first."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self._totals()
         self._note_peak()
         self._open.append(0)
         try:
@@ -66,6 +70,8 @@ class PhaseClock:
             self._note_peak()
             self._peaks[name] = max(self._peaks[name], self._open.pop())
             self._seconds[name] += seconds
+            for what, total in self._totals().items():
+                self._counts[f"{name}_{what}"] += total - before[what]
             self._ended(name, seconds)
 
     def _note_peak(self) -> None:
@@ -75,11 +81,14 @@ class PhaseClock:
         self._meter.reset()
 
     def take_metrics(self) -> dict[str, float]:
-        """`perf/<phase>_seconds` and `memory/<phase>_peak_bytes` since the last call."""
+        """`perf/<phase>_seconds`, `perf/<phase>_<count>` and `memory/<phase>_peak_bytes` since the
+        last call."""
         metrics = {f"perf/{name}_seconds": value for name, value in self._seconds.items()}
+        metrics |= {f"perf/{name}": float(n) for name, n in self._counts.items() if n}
         for name, peak in self._peaks.items():
             if peak:
                 metrics[f"memory/{name}_peak_bytes"] = float(peak)
         self._seconds.clear()
+        self._counts.clear()
         self._peaks.clear()
         return metrics

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from unirl.algorithms.advantage import reward_advantages
+from unirl.algorithms.advantage import AdvantageRule
 from unirl.config.schema import RunConfig
 from unirl.core.types import ScoredRollout
 from unirl.data.stream import PromptStream
@@ -67,8 +67,7 @@ class DiffusionTrainer:
         self._tracker = tracker
         self._transitions = transitions
         self._should_stop = should_stop
-        scorers = config.reward.scorers if config.reward else {}
-        self._reward_weights = {name: scorer.weight for name, scorer in scorers.items()}
+        self._advantage_rule = AdvantageRule.of(config)
         self._resumed_at: int | None = None
         self._evaluation_dropped = False
 
@@ -120,14 +119,6 @@ class DiffusionTrainer:
         sync_due = sync_is_due(rollout_id, config.weight_sync_interval, self._resumed_at)
         rollout = self._phases.generate(request, sync_weights=sync_due)
         rewards = self._phases.score(request, rollout)
-        advantages = reward_advantages(
-            rewards,
-            self._reward_weights,
-            request.samples_per_prompt,
-            per_component=config.adv_per_component,
-            use_global_std=config.adv_use_global_std,
-            clip_max=config.algorithm.adv_clip_max,
-        )
         prompts = own_prompts(len(request.prompts), self._phases.ranks)
         return ScoredRollout(
             rollout.request,
@@ -136,7 +127,8 @@ class DiffusionTrainer:
             rollout.negative_conditioning,
             sample_places(prompts, request.samples_per_prompt),
             rewards,
-            advantages,
+            self._advantage_rule.advantages(rewards),
+            self._advantage_rule.trained(rewards),
         )
 
     def _evaluate(self, rollouts_done: int) -> None:

@@ -19,6 +19,7 @@ from unirl.distributed.ranks import Ranks
 from unirl.distributed.sharding import join_samples, own_part
 from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import Role
+from unirl.rollout.echo import require_as_asked
 from unirl.trainer.clock import PhaseClock
 from unirl.trainer.roles import RewardRole, RolloutRole
 from unirl.weight_sync.base import StagedWeightSync, WeightSync
@@ -56,6 +57,7 @@ class Phases:
                 version = self.sync.published_version
                 own = own_part(replace(request, weight_version=version), self.ranks)
                 rollout = self.engine.generate(own)
+                require_as_asked(own, rollout)
             except BaseException as error:
                 self.sleep_after_failure(error)
                 raise

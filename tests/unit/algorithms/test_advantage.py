@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from builders import run_config
 from golden_inputs import golden
 from torch import Tensor
 
-from unirl.algorithms.advantage import group_relative, reward_advantages
+from unirl.algorithms.advantage import AdvantageRule, group_relative, trimmed
 from unirl.core.types import Rewards
 
 REFERENCE = golden("advantages.json")
@@ -19,19 +23,44 @@ def advantages(
     valid: Tensor | None = None,
     group_size: int = 4,
     use_global_std: bool = False,
+    **divisor: Any,
 ) -> Tensor:
     valid = torch.ones(len(rewards), dtype=torch.bool) if valid is None else valid
-    return group_relative(rewards, valid, group_size, use_global_std)
+    return group_relative(rewards, valid, group_size, use_global_std, **divisor)
 
 
 @pytest.mark.parametrize("scope", ["group", "global"])
-@pytest.mark.parametrize("source", ["flow_grpo", "flow_factory"])
-def test_they_equal_public_implementations_up_to_the_constant_in_the_divisor(source, scope):
+@pytest.mark.parametrize(
+    ("source", "ddof", "epsilon"),
+    [
+        ("flow_grpo", 0, 1e-4),
+        ("flow_factory", 0, 0.0),  # its floor of 1e-6 is never reached
+        ("verl_omni", 1, 1e-4),
+        ("unirl", 1, 1e-8),
+    ],
+)
+def test_they_equal_public_implementations(source, ddof, epsilon, scope):
     expected = torch.tensor(REFERENCE[f"{source}_{scope}"], dtype=torch.float32)
-    found = advantages(REWARDS, use_global_std=scope == "global")
-    torch.testing.assert_close(
-        found, expected, rtol=5e-4 if source == "flow_grpo" else 1e-5, atol=0
-    )
+    found = advantages(REWARDS, use_global_std=scope == "global", ddof=ddof, epsilon=epsilon)
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_ddof_and_epsilon_are_those_of_numpy(ddof):
+    groups = REWARDS.double().numpy().reshape(-1, 4)
+    centred = groups - groups.mean(axis=1, keepdims=True)
+    for use_global_std in (False, True):
+        axis = None if use_global_std else 1
+        std = groups.std(axis=axis, ddof=ddof, keepdims=True)
+        found = advantages(REWARDS, use_global_std=use_global_std, ddof=ddof, epsilon=0.01)
+        np.testing.assert_allclose(found, (centred / (std + 0.01)).ravel(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("use_global_std", [False, True])
+def test_a_sample_std_of_one_valid_sample_gives_zero_without_nan(use_global_std):
+    valid = torch.tensor([True, False, False, False])
+    found = advantages(torch.arange(4.0), valid, use_global_std=use_global_std, ddof=1)
+    assert found.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("reward", [0.25, 0.1, 0.7, 1e6 + 0.3, -3e-9])
@@ -102,6 +131,12 @@ WEIGHTS = {"narrow": 1.0, "wide": 0.5}
 SECOND = torch.tensor(REFERENCE["rewards_q"], dtype=torch.float32)
 
 
+def rule(**overrides: Any) -> AdvantageRule:
+    """Of groups of 4 with two scorers."""
+    scorers = {name: {"path": name, "weight": weight} for name, weight in WEIGHTS.items()}
+    return AdvantageRule.of(run_config({"reward": {"scorers": scorers}, **overrides}))
+
+
 def combined(
     first: Tensor,
     second: Tensor,
@@ -112,14 +147,11 @@ def combined(
 ) -> Tensor:
     components = {"narrow": first, "wide": second}
     total = first * WEIGHTS["narrow"] + second * WEIGHTS["wide"]
-    return reward_advantages(
-        Rewards(total, components, torch.ones(len(first), dtype=torch.bool)),
-        WEIGHTS,
-        group_size=4,
-        per_component=per_component,
-        use_global_std=use_global_std,
-        clip_max=clip_max,
-    )
+    return rule(
+        adv_per_component=per_component,
+        adv_use_global_std=use_global_std,
+        **{"algorithm.adv_clip_max": clip_max},
+    ).advantages(Rewards(total, components, torch.ones(len(first), dtype=torch.bool)))
 
 
 @pytest.mark.parametrize("per_component", [False, True])
@@ -144,3 +176,76 @@ def test_per_component_no_scorer_counts_more_for_a_wider_spread():
     # The reference divides by the batch's std once more.
     normalised = found / found.std(correction=0)
     torch.testing.assert_close(normalised, torch.tensor(REFERENCE["gdpo"]), rtol=1e-4, atol=1e-4)
+
+
+# --- which samples are compared, and which are trained -------------------------------------------
+
+
+def alone(total: Tensor, valid: Tensor | None = None) -> Rewards:
+    """Rewards of one scorer."""
+    valid = torch.ones(len(total), dtype=torch.bool) if valid is None else valid
+    return Rewards(total, {"only": total}, valid)
+
+
+def test_samples_of_one_start_are_compared_with_each_other_alone():
+    by_start = rule(**{"adv_group": "start", "sampling.samples_per_start": 2})
+    found = by_start.advantages(alone(REWARDS))
+    torch.testing.assert_close(found, advantages(REWARDS, group_size=2))
+    by_prompt = rule(**{"sampling.samples_per_start": 2})
+    torch.testing.assert_close(by_prompt.advantages(alone(REWARDS)), advantages(REWARDS))
+
+
+def test_a_group_that_starts_from_one_noise_is_one_start():
+    one_start = rule(**{"adv_group": "start", "sampling.init_same_noise": True})
+    torch.testing.assert_close(one_start.advantages(alone(REWARDS)), advantages(REWARDS))
+
+
+def test_trimmed_rewards_are_those_of_numpy_clipped_to_quantiles():
+    found = trimmed(REWARDS, torch.ones(24, dtype=torch.bool), 0.1)
+    low, high = np.quantile(REWARDS.numpy(), [0.1, 0.9])
+    np.testing.assert_allclose(found, REWARDS.numpy().clip(low, high), rtol=1e-6)
+    assert float(found.max()) < float(REWARDS.max())
+
+
+def test_trimming_looks_at_valid_samples_alone_and_comes_before_the_comparison():
+    rewards, valid = REWARDS.clone(), torch.ones(24, dtype=torch.bool)
+    rewards[4:8], valid[4:8] = float("nan"), False
+    found = rule(adv_trim=0.2).advantages(alone(rewards, valid))
+    kept = rewards[valid].clamp(*rewards[valid].quantile(torch.tensor([0.2, 0.8])))
+    torch.testing.assert_close(found[valid], advantages(kept))
+    assert found[4:8].tolist() == [0, 0, 0, 0]
+
+
+def test_nothing_valid_is_not_trimmed():
+    nothing = torch.zeros(4, dtype=torch.bool)
+    assert not rule(adv_trim=0.2).advantages(alone(torch.full((4,), float("nan")), nothing)).any()
+
+
+@pytest.mark.parametrize(("best_of", "num_worst"), [(1, 0), (2, 1), (3, 1), (4, 2)])
+def test_best_of_trains_on_the_best_and_the_worst_of_each_group(best_of, num_worst):
+    trained = rule(adv_best_of=best_of).trained(alone(REWARDS)).view(-1, 4)
+    for group, chosen in zip(REWARDS.view(-1, 4), trained, strict=True):
+        order = group.argsort(stable=True).tolist()
+        num_best = best_of - num_worst
+        assert set(torch.nonzero(chosen).flatten().tolist()) == {
+            *order[:num_worst],
+            *order[4 - num_best :],
+        }
+
+
+def test_best_of_compares_with_the_whole_group():
+    found = rule(adv_best_of=2).advantages(alone(REWARDS))
+    torch.testing.assert_close(found, advantages(REWARDS))
+
+
+@pytest.mark.parametrize("failed", [float("nan"), float("inf"), -1e30])
+def test_best_of_counts_valid_samples_alone(failed):
+    rewards = torch.tensor([3.0, failed, 1.0, 2.0, failed, failed, 5.0, failed])
+    valid = torch.tensor([True, False, True, True, False, False, True, False])
+    trained = rule(adv_best_of=2).trained(alone(rewards, valid))
+    assert torch.nonzero(trained).flatten().tolist() == [0, 2, 6]
+
+
+def test_all_valid_samples_are_trained_by_default():
+    valid = torch.tensor([True, False, True, True])
+    assert torch.equal(rule().trained(alone(torch.arange(4.0), valid)), valid)

@@ -38,6 +38,7 @@ NOT_A_CLASS = 1
 
 REPLICA = "layout=colocate"
 EMA = "algorithm.path=own_parts:EmaAlgorithm"
+NO_NOISE = ("sampling.eta=0", "sampling.init_same_noise=false")
 ONE_UPDATE = "stack.num_updates_per_batch=1"
 SILENT = "rollout.engine=own_parts:SilentEngine"
 
@@ -65,7 +66,7 @@ REJECTIONS = [
     (["eval_rewards={a/b: {path: ocr}}"], "eval_rewards.a/b", ["metric names"]),
     # Components
     (["algorithm.path=flow_gpo"], "algorithm.path", ["Did you mean flow_grpo?", "package.module"]),
-    (["rollout.engine=vllm"], "rollout.engine", ["built in are: replica, trainside"]),
+    (["rollout.engine=vllm"], "rollout.engine", ["built in are: recorded, replica, trainside"]),
     (["model.family=tiny2"], "model.family", ["Did you mean tiny?"]),
     (["eval_rewards.color.path=colour"], "eval_rewards.color.path", ["Did you mean color?"]),
     (["rollout.engine=own_parts:Undeclared"], "rollout.engine", ["EngineCapabilities(...)"]),
@@ -148,7 +149,7 @@ REJECTIONS = [
     # Adapter
     (
         ["stack.lora=null", "algorithm.kl_coefficient=0.1"],
-        "algorithm.kl_coefficient",
+        "algorithm.reference",
         ["stack.lora is null", "kl_coefficient=0"],
     ),
     (["stack.lora=null", "save_mode=adapter"], "save_mode", ["save_mode=auto"]),
@@ -265,7 +266,7 @@ def test_rejected_with_the_key_and_the_way_out(
         [REPLICA, "stack.lora=null"],
         [SILENT, "weight_sync_interval=3", "rollout_resident=true"],
         [SILENT, "weight_sync_interval=3", "stack.lora=null"],
-        [EMA, ONE_UPDATE, "reward=null", "eval_interval=0", "sampling.eta=0"],
+        [EMA, ONE_UPDATE, "reward=null", "eval_interval=0", *NO_NOISE],
         ["accumulate_rollouts=5", ONE_UPDATE],
         ["eval_eta=0.3", "eval_sampling.num_inference_steps=8"],
         ["reward.scorers.sharp={path: 'own_parts:Sharpness', args: {radius: 2}}"],

@@ -33,7 +33,7 @@ def test_wrong_keys_are_left_out_and_the_rest_is_kept() -> None:
         ({"eval_eta": float("inf")}, "eval_eta", ["finite"]),
         ({"eval_eta": float("nan")}, "eval_eta", ["finite"]),
         ({"train_resident": "maybe"}, "train_resident", ["maybe", "boolean"]),
-        ({"sampling": {"kernel": "ddim"}}, "sampling.kernel", ["ddim", "'flow', 'dance' or 'cps'"]),
+        ({"sampling": {"kernel": "ddpm"}}, "sampling.kernel", ["ddpm", "or 'ddim'"]),
         ({"sampling": {"sde_steps": {"range": "[0,1]"}}}, "sampling.sde_steps.range", ["list"]),
         ({"sampling": {"sde_steps": {"range": [0, "x"]}}}, "sampling.sde_steps.range", ["number"]),
         ({"sampling": {"sde_steps": {"range": [0]}}}, "sampling.sde_steps.range", ["at least 2"]),

@@ -22,7 +22,7 @@ from builders import (
 from recording_roles import policy
 from torch import Tensor, nn
 
-from unirl.algorithms.flow_grpo import FlowGRPO
+from unirl.algorithms.making import make_algorithm
 from unirl.core.components import FROZEN, NETWORK_BASE, Component, Movable, TensorComponent
 from unirl.core.types import ScoredRollout
 from unirl.distributed.ranks import OneRank
@@ -206,7 +206,7 @@ def roll_out(model: TinyModel, window: int) -> ScoredRollout:
 def stack_on(host: HostArena, model: TinyModel) -> TrainStack:
     """A train stack that is parked in this arena."""
     config = run_config()
-    algorithm = FlowGRPO(config.algorithm)
+    algorithm = make_algorithm(config.algorithm)
     return TrainStack(
         model,
         WholeBackend(),

@@ -25,6 +25,7 @@ from unirl.models.sd3 import Sd3Conditioning, StableDiffusion3Model
 from unirl.samplers.denoise import sample_trajectory
 from unirl.samplers.guidance import guided_velocity
 from unirl.samplers.kernels import make_kernel
+from unirl.samplers.solvers import make_solver
 
 HEIGHT, WIDTH = 32, 64
 NUM_STEPS = 5
@@ -131,7 +132,8 @@ def sample_ode(
         noise,
         sigmas,
         make_kernel("flow", eta=0.0, sigmas=sigmas),
-        sde_steps=(),
+        make_solver("euler", sigmas),
+        sde_steps=((),) * len(noise),
         step_noise=lambda step: torch.zeros_like(noise),
     )
     return trajectory.final_latents

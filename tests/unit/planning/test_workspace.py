@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from builders import rollout_request, run_config, sample, scored, tiny_model
+from builders import policy, rollout_request, run_config, sample, scored, tiny_model
 from fixtures_sd3 import build_tiny_sd3
 from torch import nn
 
-from unirl.algorithms.flow_grpo import FlowGRPO
+from unirl.algorithms.making import make_algorithm
 from unirl.cli.compose import compose
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
@@ -119,15 +119,17 @@ def test_training_peak_is_that_of_the_algorithm_on_a_real_rollout(
     model = tiny_model(lora_rank=lora_rank)
     guidance = config.sampling.guidance_scale
     request = rollout_request(num_prompts=4, num_steps=5, sde_steps=(1,), guidance_scale=guidance)
-    algorithm = FlowGRPO(config.algorithm)
+    algorithm = make_algorithm(config.algorithm)
     rows = algorithm.rows([scored(sample(model, request))])
+    with torch.no_grad():
+        rows, _ = algorithm.anchor(policy(model), rows, [torch.arange(16)])
     assert len(rows) == 16
     trained = [p for p in model.network.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     gradients = [p.grad for p in trained if p.grad is not None]
     with LiveBytes([*model.network.parameters(), *model.network.buffers(), *gradients]) as live:
-        algorithm.loss(model, rows.select(torch.arange(16))).loss.sum().backward()
+        algorithm.loss(policy(model), rows.select(torch.arange(16))).loss.sum().backward()
     estimate = estimate_workspace(config, on_meta(tiny_model(lora_rank=lora_rank)))
     assert estimate.train == pytest.approx(live.peak, rel=0.01)
 
@@ -192,9 +194,12 @@ def test_bytes_that_need_no_run_are_counted_by_hand() -> None:
     trained = sum(p.numel() for name, p in network.named_parameters() if ".lora_" in name)
     assert workspace.grads == 4 * trained > 0
     latents, samples, steps = 4 * 3 * 16 * 32, 4, 3
-    assert workspace.rows == 2 * samples * steps * 2 * latents
-    tokens = 8 * 10 * samples
-    assert workspace.rollout_kept == samples * (2 * steps + 1) * latents + tokens
+    per_row = 2 * latents + 3 * 4 + 4 * 8  # both latents, and some numbers
+    assert workspace.rows == pytest.approx(2 * samples * steps * per_row, rel=1e-3)
+    tokens, log_probs, numbers = 8 * 10 * samples, 4 * steps, 8 * steps
+    assert workspace.rollout_kept == (
+        samples * ((2 * steps + 1) * latents + log_probs + numbers) + tokens
+    )
 
 
 def test_the_optimizer_step_makes_one_intermediate_per_trained_value() -> None:

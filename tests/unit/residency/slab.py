@@ -582,5 +582,13 @@ def _dropped(is_dropped: bool) -> Parking:
 
 def empty_rollout(request: RolloutRequest) -> Rollout:
     zeros = torch.zeros(len(request), 1)
+    steps = torch.tensor(request.sde_steps, dtype=torch.int64)
     images = torch.zeros(len(request), 3, 1, 1, dtype=torch.uint8)
-    return Rollout(request, Trajectory(zeros, zeros, zeros, zeros), Conditioning(), None, images)
+    return Rollout(
+        request,
+        Trajectory(zeros, zeros, zeros, steps, zeros, zeros),
+        Conditioning(),
+        None,
+        images,
+        request.sigmas,
+    )

@@ -60,6 +60,7 @@ from naive_planner import (
 from slab import ALL, Checkpoints, Setup, Slab
 from torch import Tensor, nn
 
+from unirl.algorithms.making import make_algorithm
 from unirl.config.schema import RunConfig
 from unirl.core.components import FROZEN, Movable, Moved, Parking, TensorComponent
 from unirl.core.errors import ResidencyError, UnirlError
@@ -144,7 +145,7 @@ class Loop:
                 **overrides,
             }
         )
-        requests = RequestFactory(config, tiny_model())
+        requests = RequestFactory(config, tiny_model(), make_algorithm(config.algorithm))
         phases = self.slab.phases
         self.evaluator = build.evaluator(
             config, phases, requests, records(3), NoGallery(), lambda: False

@@ -146,7 +146,7 @@ def test_each_step_of_each_sample_draws_noise_of_its_own():
     model = tiny_model()
     rollout = sample(model, request, forward_batch_size=3)
     kernel = make_kernel("flow", 0.7, request.sigmas)
-    for position, step in enumerate(request.sde_steps):
+    for position, step in enumerate(request.sde_steps[0]):
         latents = rollout.trajectory.latents[:, position]
         sigma, sigma_next = (torch.full((8,), s) for s in request.sigmas[step : step + 2])
         with torch.no_grad():
@@ -163,6 +163,22 @@ def test_every_sample_has_its_prompts_conditioning():
     assert torch.equal(ids[:4], ids[:1].expand(4, -1))
     assert torch.equal(ids[4:], ids[4:5].expand(4, -1))
     assert not torch.equal(ids[0], ids[4])
+
+
+def test_each_prompt_is_encoded_once_whatever_the_group_and_the_batches(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    model, asked = tiny_model(), []
+    encode = model.encode
+
+    def counting(texts: Any) -> Any:
+        asked.append(list(texts))
+        return encode(texts)
+
+    monkeypatch.setattr(model, "encode", counting)
+    request = rollout_request(num_prompts=2, samples_per_prompt=4, guidance_scale=2.0)
+    sample(model, request, forward_batch_size=3)
+    assert asked == [request.prompts.texts, [""]]
 
 
 def test_guidance_moves_away_from_the_unconditional_sample():

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from unirl.samplers.gaussian import Gaussian
-from unirl.samplers.kernels import euler, make_kernel, velocity_sensitivity
+from unirl.samplers.kernels import euler, make_kernel
 from unirl.samplers.noise import keyed_noise
 
 KERNELS = ("flow", "dance", "flash", "cps", "ddim")
@@ -166,28 +166,6 @@ def test_gradients_equal_finite_differences(name: str) -> None:
         return gaussian.mean, gaussian.std, gaussian.log_prob(value)
 
     assert torch.autograd.gradcheck(outputs, (*inputs, *steps))
-
-
-@pytest.mark.parametrize("name", REVERSE_SDES)
-def test_velocity_sensitivity_is_the_gradient_of_the_log_prob_per_noise(name: str) -> None:
-    elements = LATENTS[0].numel()
-    for step in STEPS:
-        velocity = VELOCITY.double().requires_grad_()
-        gaussian = transition(name, step, LATENTS.double(), velocity)
-        sampled = gaussian.sample(NOISE.double()).detach()
-        (gradient,) = torch.autograd.grad(gaussian.log_prob(sampled).sum(), velocity)
-        sigma, sigma_next = levels(step, velocity)
-        per_noise = velocity_sensitivity(gaussian.std.flatten(), sigma, sigma_next)
-        expected = per_noise.view(-1, 1, 1, 1) * NOISE.double().abs() / elements
-        torch.testing.assert_close(gradient.abs(), expected)
-
-
-def test_one_over_the_sensitivity_is_the_weight_of_flash_grpo() -> None:
-    dt, diffusion, sigma = 0.25, 0.6, 0.75
-    weight = 1 / (math.sqrt(dt) / diffusion + diffusion * math.sqrt(dt) * (1 - sigma) / (2 * sigma))
-    std = torch.tensor([diffusion * math.sqrt(dt)])
-    sensitivity = velocity_sensitivity(std, torch.tensor([sigma]), torch.tensor([sigma - dt]))
-    assert 1 / float(sensitivity) == pytest.approx(weight)
 
 
 def test_ddim_keeps_a_sample_on_the_noise_level_it_goes_to() -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unirl.algorithms.flow_grpo import FlowGRPO
+from unirl.algorithms.making import make_algorithm
 from unirl.cli.check import checked
 from unirl.config.resources import resolve_path
 from unirl.config.schema import BackendConfig
@@ -71,6 +71,7 @@ class Trained:
             sample_places(own_prompts(NUM_PROMPTS, self.ranks), GROUP),
             Rewards(advantages, {"only": advantages}, valid),
             advantages,
+            valid,
         )
 
     def whole_weights(self) -> dict[str, Tensor]:
@@ -94,7 +95,7 @@ def trained(
     stack = TrainStack(
         model,
         layout,
-        FlowGRPO(config.algorithm),
+        make_algorithm(config.algorithm),
         config.stack,
         10,
         LATENT_SHAPE,
@@ -175,7 +176,7 @@ def num_reductions(defer_reduce: bool) -> int:
         settings = BackendConfig(defer_reduce=defer_reduce)
         one = trained(ranks, lora_rank=None, backend=settings)
         scored = one.scored()
-        assert len(scored) * len(scored.request.sde_steps) == 8  # rows, in micro-batches of 4
+        assert len(scored) * scored.request.num_sde_steps == 8  # rows, in micro-batches of 4
         with Collectives() as during:
             one.stack.update([scored])
         return during.counts["reduce_scatter"]

@@ -11,6 +11,7 @@ import torch
 from builders import (
     offload,
     onload,
+    policy,
     randomize_adapter,
     rollout_request,
     same_bits,
@@ -23,6 +24,7 @@ from builders import (
 from safetensors.torch import save_file
 from torch import Tensor
 
+from unirl.algorithms.flow_grpo import RatioRows
 from unirl.core.components import Moved
 from unirl.core.errors import ModelError, ResidencyError
 from unirl.core.types import ScoredRollout
@@ -100,7 +102,8 @@ def test_positive_advantages_become_likelier_with_training():
     for _ in range(5):
         stack.update([one])
     rows = stack._algorithm.rows([one])
-    log_ratio = stack._algorithm.loss(model, rows).details["log_ratio"]
+    old = RatioRows(rows, rows.rollout_log_prob)
+    log_ratio = stack._algorithm.loss(policy(model), old).details["log_ratio"]
     assert float(log_ratio[rows.advantages > 0].mean()) > 0
     assert float(log_ratio[rows.advantages < 0].mean()) < 0
 
@@ -335,7 +338,7 @@ def test_a_parked_stack_refuses_to_work():
     offload(stack)
     uses = {
         "update": lambda: stack.update([one]),
-        "load": lambda: stack.load_state(tensors, optimizer),
+        "load": lambda: stack.load_state(tensors, {}, optimizer),
     }
     for action, use in uses.items():
         with pytest.raises(ResidencyError, match=f"{action} while parked"):
@@ -381,7 +384,7 @@ def test_a_step_that_fails_halfway_has_changed_the_version(monkeypatch: pytest.M
 @pytest.mark.parametrize(("lora_rank", "adapter_only"), [(2, True), (2, False), (None, False)])
 def test_a_restored_stack_goes_on_exactly_where_it_stood(lora_rank, adapter_only):
     stack = trained({"stack.scheduler.type": "cosine"}, lora_rank=lora_rank)
-    saved = stack.state_tensors(adapter_only), stack.optimizer_state()
+    saved = stack.state_tensors(adapter_only), {}, stack.optimizer_state()
     resumed = train_stack(tiny_model(lora_rank=lora_rank), {"stack.scheduler.type": "cosine"})
     resumed.load_state(*saved)
     assert resumed.weight_version == stack.weight_version == 2
@@ -392,7 +395,7 @@ def test_a_restored_stack_goes_on_exactly_where_it_stood(lora_rank, adapter_only
 
 def test_a_restored_stack_parks_its_new_weights():
     stack = trained({})
-    saved = stack.state_tensors(adapter_only=True), stack.optimizer_state()
+    saved = stack.state_tensors(adapter_only=True), {}, stack.optimizer_state()
     resumed = train_stack(tiny_model())
     offload(resumed)
     onload(resumed)
@@ -419,7 +422,7 @@ def test_weights_that_do_not_fit_are_refused_with_nothing_written(misfit):
     other = train_stack(tiny_model())
     before = state(other)
     with pytest.raises(ModelError, match="weights do not fit"):
-        other.load_state(tensors, optimizer)
+        other.load_state(tensors, {}, optimizer)
     assert same_bits(state(other), before)
     assert other.weight_version == 0
 
@@ -432,7 +435,7 @@ def test_an_optimizer_state_that_does_not_fit_is_refused_with_nothing_written():
     other = train_stack(tiny_model())
     before = state(other)
     with pytest.raises(ModelError, match="optimizer state does not fit"):
-        other.load_state(tensors, optimizer)
+        other.load_state(tensors, {}, optimizer)
     assert same_bits(state(other), before)
 
 
@@ -440,7 +443,7 @@ def test_settings_of_the_optimizer_come_from_the_recipe_not_from_the_checkpoint(
     stack = trained({"stack.optimizer.weight_decay": 0.0})
     changed = {"stack.optimizer.weight_decay": 0.25, "stack.optimizer.adam_beta1": 0.5}
     resumed = train_stack(tiny_model(), changed)
-    resumed.load_state(stack.state_tensors(adapter_only=True), stack.optimizer_state())
+    resumed.load_state(stack.state_tensors(adapter_only=True), {}, stack.optimizer_state())
     (group,) = resumed._optimizer.param_groups
     assert (group["weight_decay"], group["betas"][0]) == (0.25, 0.5)
 

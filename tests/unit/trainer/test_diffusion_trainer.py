@@ -24,6 +24,7 @@ from builders import (
 from recording_phases import RecordingPhases
 from torch import Tensor
 
+from unirl.algorithms.making import make_algorithm
 from unirl.config.schema import RewardConfig
 from unirl.core.types import PromptRecord, ScoredRollout, UpdateStats
 from unirl.data.stream import PromptStream
@@ -111,7 +112,7 @@ class Run:
         self.config = config = run_config(
             defaults | {k.replace("__", "."): v for k, v in overrides.items()}
         )
-        requests = RequestFactory(config, self.recording.model)
+        requests = RequestFactory(config, self.recording.model, make_algorithm(config.algorithm))
         self.rows = RowList()
         self.trainer = DiffusionTrainer(
             config,
@@ -344,7 +345,7 @@ class RealRun:
             OneRank().barrier,
         )
         phases = Phases(engine, reward, sync, residency, PhaseClock(NoMeter()), OneRank())
-        requests = RequestFactory(config, self.model)
+        requests = RequestFactory(config, self.model, make_algorithm(config.algorithm))
         self.sink = RowList()
         trainer = DiffusionTrainer(
             config,

@@ -10,6 +10,7 @@ from builders import SIZE, records, run_config
 from PIL import Image
 from recording_phases import RecordingPhases
 
+from unirl.algorithms.making import make_algorithm
 from unirl.core.types import PromptBatch, PromptRecord
 from unirl.residency.policy import Role
 from unirl.tracking.metrics import describe
@@ -30,7 +31,7 @@ def evaluator(
     **overrides: Any,
 ) -> Evaluator:
     config = run_config({"eval_num_prompts": num_prompts, "eval_chunk_prompts": 2, **overrides})
-    requests = RequestFactory(config, recording.model)
+    requests = RequestFactory(config, recording.model, make_algorithm(config.algorithm))
     return Evaluator(
         config,
         recording.phases,
@@ -117,7 +118,9 @@ def test_the_same_weights_give_the_same_numbers_at_every_evaluation(tmp_path):
 
 
 def test_a_prompts_noise_does_not_depend_on_which_other_prompts_are_evaluated():
-    factory = RequestFactory(run_config(), RecordingPhases(ALL).model)
+    factory = RequestFactory(
+        run_config(), RecordingPhases(ALL).model, make_algorithm(run_config().algorithm)
+    )
     whole = factory.evaluation(PromptBatch(records(4)))
     part = factory.evaluation(PromptBatch(records(4)[2:3]))
     assert whole.initial_noise_keys[4:6] == part.initial_noise_keys

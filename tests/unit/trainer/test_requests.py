@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from builders import SIZE, records, run_config, tiny_model
 
+from unirl.algorithms.making import make_algorithm
 from unirl.core.types import PromptBatch
+from unirl.samplers.schedule import custom_sigmas
 from unirl.trainer.requests import RequestFactory, evaluation_params
 
 MODEL = tiny_model()
@@ -13,12 +15,8 @@ PROMPTS = PromptBatch(records(3))
 
 
 def factory(**overrides: object) -> RequestFactory:
-    return RequestFactory(
-        run_config({k.replace("__", "."): v for k, v in overrides.items()}), MODEL
-    )
-
-
-MODEL = tiny_model()
+    config = run_config({k.replace("__", "."): v for k, v in overrides.items()})
+    return RequestFactory(config, MODEL, make_algorithm(config.algorithm))
 
 
 def test_a_training_request_is_the_same_whenever_it_is_asked_for():
@@ -53,9 +51,10 @@ def test_init_same_noise_shares_the_start_within_a_group_only():
 
 def test_training_asks_for_noise_and_evaluation_for_the_ode():
     training, evaluation = factory().training(0, PROMPTS), factory().evaluation(PROMPTS)
-    assert len(training.sde_steps) == 2
+    assert training.num_sde_steps == 2
+    assert len(set(training.sde_steps)) == 1
     assert training.sampling.eta == 0.7
-    assert evaluation.sde_steps == ()
+    assert evaluation.sde_steps == ((),) * 6
     assert evaluation.sampling.eta == 0
     assert len(evaluation) == 6
     assert not set(training.initial_noise_keys) & set(evaluation.initial_noise_keys)
@@ -63,7 +62,7 @@ def test_training_asks_for_noise_and_evaluation_for_the_ode():
 
 def test_noisy_evaluation_takes_the_same_steps_every_time():
     asked = factory(eval_eta=0.3, sampling__sde_steps={"strategy": "all"}).evaluation(PROMPTS)
-    assert asked.sde_steps == (0, 1, 2, 3)
+    assert asked.sde_steps == ((0, 1, 2, 3),) * 6
     assert asked.sampling.eta == 0.3
 
 
@@ -87,3 +86,30 @@ def test_an_overlay_of_zero_is_not_taken_for_unset(guidance):
 
 def test_the_schedule_is_the_models():
     assert factory().training(0, PROMPTS).sigmas == MODEL.sigmas(5, SIZE, SIZE)
+
+
+def test_samples_of_one_start_share_its_noise_and_its_one_stochastic_step():
+    sde = {"strategy": "stratified"}
+    asked = factory(sampling__samples_per_start=2, sampling__sde_steps=sde).training(3, PROMPTS)
+    keys, steps = asked.initial_noise_keys, asked.sde_steps
+    assert [len(set(keys[at : at + 2])) for at in range(0, 12, 2)] == [1] * 6
+    assert len(set(keys)) == 6
+    assert len(set(asked.step_noise_keys)) == 12
+    assert all(steps[at] == steps[at + 1] and len(steps[at]) == 1 for at in range(0, 12, 2))
+    assert steps[:4] == steps[4:8] == steps[8:]
+    assert steps[0] != steps[2]
+
+
+def test_a_thinned_schedule_keeps_every_level_that_training_needs():
+    keys = {"sampling__num_inference_steps": 10, "sampling__thin_after": 2}
+    window = {"strategy": "list", "steps": [1, 2]}
+    asked = factory(**keys, sampling__sde_steps=window).training(0, PROMPTS)
+    assert asked.sigmas == pytest.approx((1.0, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1, 0.0))
+    assert len(factory(**keys).evaluation(PROMPTS).sigmas) == 11
+
+
+@pytest.mark.parametrize("kind", ["linear", "karras", "exponential"])
+def test_another_schedule_than_the_models_can_be_asked_for(kind: str):
+    asked = factory(sampling__sigma_schedule=kind, sampling__shift=3.0).training(0, PROMPTS)
+    assert asked.sigmas == custom_sigmas(kind, 5, 3.0)
+    assert asked.sigmas != factory().training(0, PROMPTS).sigmas

@@ -1,0 +1,78 @@
+"""Keys that the chosen algorithm or schedule would ignore: what is set must count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unirl.config.components import algorithm_capabilities, is_own
+from unirl.config.problem import Problem
+from unirl.config.schema import AlgorithmConfig, RunConfig
+
+ALWAYS_READ = ("path", "args", "adv_clip_max")
+
+
+def ignored_options(config: RunConfig) -> Iterator[Problem]:
+    """Keys of the algorithm block that differ from their defaults and that nobody reads."""
+    algorithm = config.algorithm
+    if is_own(algorithm.path):
+        return  # the user's own class reads what it likes
+    read = algorithm_capabilities(config).options
+    defaults = AlgorithmConfig()
+    for name, value in algorithm:
+        if name in (*read, *ALWAYS_READ) or value == getattr(defaults, name):
+            continue
+        yield Problem(
+            f"algorithm.{name}",
+            f"is {value!r}, but algorithm.path={algorithm.path} does not read it. It reads: "
+            f"{', '.join(read)}. Remove the key.",
+        )
+    if algorithm.args:
+        yield Problem(
+            "algorithm.args",
+            f"is {algorithm.args}, but only an algorithm of your own has args; "
+            f"algorithm.path={algorithm.path} is built in. Remove the key.",
+        )
+
+
+def advantages(config: RunConfig) -> Iterator[Problem]:
+    """Groups that are too small for what is asked of them."""
+    group = config.sampling.samples_per_prompt
+    if config.adv_best_of is not None and not 2 <= config.adv_best_of <= group:
+        yield Problem(
+            "adv_best_of",
+            f"is {config.adv_best_of}; of sampling.samples_per_prompt={group} samples at least 2 "
+            f"and at most {group} can be trained on.",
+        )
+    siblings = config.sampling.num_samples_per_start
+    if config.adv_group == "start" and siblings < 2:
+        yield Problem(
+            "adv_group",
+            "is 'start', but each sample starts from a noise of its own and would have nobody to "
+            "be compared with. Set sampling.samples_per_start or sampling.init_same_noise=true.",
+        )
+
+
+def schedules(config: RunConfig) -> Iterator[Problem]:
+    """A shift is applied to a schedule that is asked for, never on top of the model's own; and a
+    window has one kernel."""
+    sampling = config.sampling
+    if sampling.kernel == "flash" and sampling.thin_after > 1 and config.accumulate_rollouts > 1:
+        yield Problem(
+            "sampling.thin_after",
+            f"is {sampling.thin_after}, but the flash kernel's noise depends on the smallest level "
+            "that is left, which may differ between the rollouts of a window. Set it to 1, or "
+            "accumulate_rollouts=1.",
+        )
+    kind, overlay = sampling.sigma_schedule, config.eval_sampling
+    asked = {
+        "sampling.shift": (config.sampling.shift, kind),
+        "eval_sampling.shift": (overlay.shift, overlay.sigma_schedule or kind),
+    }
+    for key, (shift, schedule) in asked.items():
+        if shift is not None and schedule == "model":
+            block = key.removesuffix(".shift")
+            yield Problem(
+                key,
+                f"is {shift:g}, but {block}.sigma_schedule=model is the schedule the model is "
+                f"deployed with, its own shift included. Set {block}.sigma_schedule=linear.",
+            )
