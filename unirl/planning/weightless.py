@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,7 +53,8 @@ class Weightless(Tensor):
         return self.meta.untyped_storage()
 
     def tolist(self) -> Any:
-        return torch.zeros(self.meta.shape, dtype=self.meta.dtype, device=CPU).tolist()
+        # Not made by torch: inside the mode that would be a weightless tensor again.
+        return np.zeros(self.meta.shape, float if self.meta.is_floating_point() else int).tolist()
 
     @classmethod
     def __torch_dispatch__(

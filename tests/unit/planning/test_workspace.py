@@ -75,6 +75,19 @@ def estimated(config: RunConfig) -> Workspace:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        *("tiny_grpo_guard", "tiny_flash_grpo", "tiny_tempflow_grpo", "tiny_diffusion_nft"),
+        *("tiny_awm", "tiny_diffusion_dpo", "tiny_draft", "tiny_refl", "tiny_distillation"),
+    ],
+)
+def test_the_estimate_of_every_kind_of_loss_is_what_a_real_one_holds(name: str) -> None:
+    small = ("eval_interval=0", "batch_size=2", "sampling.samples_per_prompt=4")
+    config = compose(f"diffusion/tiny/{name}", [*small, "stack.micro_batch_size=3"])
+    assert estimated(config) == really_measured(config)
+
+
+@pytest.mark.parametrize(
     "keys",
     [
         ("stack.lora.rank=4",),
