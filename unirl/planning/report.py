@@ -100,7 +100,7 @@ def _workspace(plan: Plan) -> list[str]:
         f"activation checkpointing),",
         f"  gradients {size_text(space.grads)}, sampling {size_text(space.rollout)}, text encoders "
         f"{size_text(space.encode)}, decoder {size_text(space.decode)},",
-        f"  kept of a rollout {size_text(space.rollout_kept)}, transitions of a window "
+        f"  kept of a rollout {size_text(space.rollout_kept)}, rows of a window "
         f"{size_text(space.rows)}, optimizer's temporaries {size_text(space.optimizer_step)}",
     ]
 
@@ -121,7 +121,7 @@ def _number(num_bytes: int, unit: int) -> str:
 
 
 def _moves(plan: Plan) -> list[str]:
-    """The transitions of a window in the log's wording, and what they cost."""
+    """The rows of a window in the log's wording, and what they cost."""
     lines = [f"Moves of a window ({_window_text(plan)})"]
     for group in transitions(plan.window):
         one = traffic(group)
