@@ -12,7 +12,8 @@ from torch import Tensor
 
 from unirl.core.components import FROZEN, Moved, Parking, TensorComponent
 from unirl.memory.hostmem import HostArena, host_limit
-from unirl.memory.movers import RoleWeights, TensorPart
+from unirl.memory.movers import RoleWeights
+from unirl.memory.parts import TensorPart
 from unirl.train.optimizer import moment_tensors
 
 pytestmark = [

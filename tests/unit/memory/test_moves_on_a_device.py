@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from unirl.core.components import FROZEN, Moved, Parking, TensorComponent
 from unirl.core.errors import ResidencyError
 from unirl.memory.hostmem import GIB, HostArena, HostLimit
-from unirl.memory.movers import RoleWeights, TensorPart
+from unirl.memory.movers import RoleWeights
+from unirl.memory.parts import TensorPart
 from unirl.train.optimizer import moment_tensors
 
 

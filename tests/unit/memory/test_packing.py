@@ -13,7 +13,8 @@ from unirl.core.components import FROZEN, Moved, Parking, TensorComponent
 from unirl.core.errors import ResidencyError
 from unirl.memory import packing
 from unirl.memory.hostmem import GIB, HostArena, HostLimit
-from unirl.memory.movers import RoleWeights, TensorPart
+from unirl.memory.movers import RoleWeights
+from unirl.memory.parts import TensorPart
 from unirl.memory.sharing import share_base
 from unirl.train.optimizer import moment_tensors
 

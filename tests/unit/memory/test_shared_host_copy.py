@@ -9,7 +9,8 @@ from torch import Tensor
 from unirl.core.components import FROZEN, Moved, TensorComponent
 from unirl.core.errors import ResidencyError
 from unirl.memory.hostmem import GIB, HostArena, HostLimit
-from unirl.memory.movers import RoleWeights, TensorPart
+from unirl.memory.movers import RoleWeights
+from unirl.memory.parts import TensorPart
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 from unirl.core.components import FROZEN, Moved, Parking, RebuiltComponent, TensorComponent
 from unirl.core.errors import ResidencyError
 from unirl.memory.hostmem import GIB, HostArena, HostLimit
-from unirl.memory.movers import RoleWeights, TensorPart
+from unirl.memory.movers import RoleWeights
+from unirl.memory.parts import TensorPart
 from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import Role
 from unirl.residency.transition import MoveRule, Transition

@@ -20,7 +20,7 @@ from unirl.core.components import Movable, Moved, Parking, TensorComponent
 from unirl.core.types import PromptBatch, PromptRecord, Rollout, RolloutRequest
 from unirl.memory.copies import Device
 from unirl.memory.hostmem import HostArena
-from unirl.memory.movers import TensorPart, nothing
+from unirl.memory.parts import TensorPart, nothing
 from unirl.models.tiny import TinyModel
 from unirl.residency.accounted import AccountedMove
 from unirl.residency.directory import Directory
