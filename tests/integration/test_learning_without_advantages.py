@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rank_pool import RankPool
 from rank_runs import ROUNDING, SMOOTH, drift, train_on
-from runs import REPLICA, Run, assert_same_state, train
+from runs import REPLICA, SMALL, Run, assert_same_state, command, train
 from safetensors.torch import save_file
 
 NO_RATIO = ("algorithm.clip_range=1e-4", "algorithm.old_log_prob=replay", "save_interval=1")
@@ -92,6 +92,14 @@ def test_a_student_needs_no_reward(tmp_path: Path, teacher: Run) -> None:
     first, second = run.rows("rollout")
     assert second["train/kl_teacher"] > 0
     assert first["train/grad_norm"] > 0
+
+
+def test_several_teachers_can_be_planned(tmp_path: Path, teacher: Run) -> None:
+    two = (*taught_by(teacher), f"algorithm.teachers.other={teacher.checkpoint(2)}")
+    plan = command("plan", tmp_path / "run", "quickstart", *SMALL, *two)
+    assert plan.exit_code == 0, plan.errors
+    assert "train.teacher-default" in plan.output
+    assert "train.teacher-other" in plan.output
 
 
 def test_prompts_without_a_teacher_are_refused_before_the_run(tmp_path: Path, teacher: Run) -> None:

@@ -55,11 +55,9 @@ class AdvantageRule:
         (GDPO), so that no scorer counts more for being spread wider in a group.
         """
         if self.per_component:
-            parts = [
-                self.weights[name] * self._relative(scores, rewards.valid)
-                for name, scores in rewards.components.items()
-            ]
-            advantages = torch.stack(parts).sum(dim=0)
+            advantages = torch.zeros_like(rewards.total, dtype=torch.float32)
+            for name, scores in rewards.components.items():
+                advantages = advantages + self.weights[name] * self._relative(scores, rewards.valid)
         else:
             advantages = self._relative(rewards.total, rewards.valid)
         return advantages.clamp(-self.clip_max, self.clip_max)

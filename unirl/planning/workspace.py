@@ -120,9 +120,11 @@ def _requests(config: RunConfig, model: DiffusionModel) -> list[RolloutRequest]:
 
 
 def _prompts(num_prompts: int, config: RunConfig) -> PromptBatch:
-    """One device's share of so many prompts; the empty text is one that every family takes."""
+    """One device's share of so many prompts; the empty text is one that every family takes, and
+    all are taught by the first teacher where there are several."""
     share = math.ceil(num_prompts / config.num_devices)
-    return PromptBatch((PromptRecord("", ""),) * share)
+    domain = next(iter(config.algorithm.teachers), None)
+    return PromptBatch((PromptRecord("", "", {config.algorithm.teacher_key: domain}),) * share)
 
 
 def _measure(

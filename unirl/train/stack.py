@@ -312,7 +312,7 @@ class TrainStack:
             names = sorted({name for names in self._ranks.gather(bad) for name in names})
             return f"non-finite gradient (norm {grad_norm}) in {', '.join(names) or 'the norm'}"
         if grad_norm == 0:  # the moments alone would still move the weights
-            return "zero gradient: every group has equal rewards"
+            return "zero gradient: equal rewards in every group, or the aim is reached"
         return None
 
     def _apply_learning_rate(self) -> float:

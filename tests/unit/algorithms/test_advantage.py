@@ -249,3 +249,11 @@ def test_best_of_counts_valid_samples_alone(failed):
 def test_all_valid_samples_are_trained_by_default():
     valid = torch.tensor([True, False, True, True])
     assert torch.equal(rule().trained(alone(torch.arange(4.0), valid)), valid)
+
+
+def test_without_scorers_nothing_is_better_than_anything() -> None:
+    """As in distillation, where no reward is needed."""
+    config = run_config({"adv_per_component": True, "reward": None})
+    zeros = torch.zeros(4)
+    rewards = Rewards(zeros, {}, torch.ones(4, dtype=torch.bool))
+    assert torch.equal(AdvantageRule.of(config).advantages(rewards), zeros)
