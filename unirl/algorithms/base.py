@@ -103,7 +103,7 @@ class Algorithm(ABC, Generic[R, A]):
         return None
 
     def teachers(self) -> Mapping[str, str]:
-        """Frozen weights like the trained ones: name under which `Policy.using` has them -> file."""
+        """Frozen weights like the trained ones: a name for `Policy.using` -> their file."""
         return {}
 
     def check_prompts(self, records: Sequence[PromptRecord], key: str) -> None:
