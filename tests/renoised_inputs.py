@@ -67,9 +67,7 @@ def moved(model: SmoothModel, by: float) -> Callable[[], Any]:
     return Moved
 
 
-def renoised_rows(
-    layout: str = "image", guidance_scale: float = 1.0, num_levels: int = 2
-) -> RenoisedRows:
+def renoised_rows(layout: str = "image", num_levels: int = 2) -> RenoisedRows:
     """3 samples at `num_levels` levels; the same numbers in every layout."""
     generator = torch.Generator().manual_seed(3)
 
@@ -82,8 +80,6 @@ def renoised_rows(
         latents=draw(3, 24).view(3, *shape),
         advantages=torch.tensor([1.5, -0.7, 9.0], dtype=torch.float64),
         conditioning=Words(draw(3)),
-        negative_conditioning=Words(draw(3)) if guidance_scale > 1 else None,
-        guidance_scale=guidance_scale,
     )
     time = 0.05 + 0.9 * torch.rand(num_rows, generator=generator, dtype=torch.float64)
     return RenoisedRows(

@@ -118,7 +118,7 @@ class DiffusionDPO(Algorithm[PairRows, AnchoredPairs]):
         return {
             "loss": float(details["loss"].mean()),
             "preference_margin": float(margin.mean()),
-            "preference_accuracy": float((margin > 0).float().mean()),
+            "preference_accuracy": float((margin.sign() + 1).mean() / 2),  # a tie counts half
         }
 
 

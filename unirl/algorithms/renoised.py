@@ -3,8 +3,9 @@
     x_t = (1 - t) x0 + t noise,    target velocity = noise - x0
 
 In go scored rollouts, of which only the clean ends of the samples are used; how they were sampled
-does not matter. Out come rows (sample, noise, level t) and the network's velocity for them. Noise
-and levels depend on the sample's noise key alone.
+does not matter. Out come rows (sample, noise, level t) and the network's velocity for them: the
+conditional one, as in pretraining, whatever guidance the samples were drawn with. Noise and levels
+depend on the sample's noise key alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from unirl.algorithms.joining import join_conditioning
 from unirl.config.schema import AlgorithmConfig
 from unirl.core.types import Conditioning, ScoredRollout
 from unirl.models.base import DiffusionModel
-from unirl.samplers.guidance import guided_velocity
 from unirl.samplers.noise import keyed_noise
 
 
@@ -34,8 +34,6 @@ class CleanSamples:
     advantages: Tensor
     """[N] float32."""
     conditioning: Conditioning
-    negative_conditioning: Conditioning | None
-    guidance_scale: float
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,6 @@ def clean_samples(scored: Sequence[ScoredRollout]) -> CleanSamples:
         latents=torch.cat([one.trajectory.final_latents for one in scored]),
         advantages=torch.cat([one.advantages[one.places] for one in scored]).to(device),
         conditioning=join_conditioning([one.conditioning for one in scored]),
-        negative_conditioning=join_conditioning([one.negative_conditioning for one in scored]),
-        guidance_scale=scored[0].request.sampling.guidance_scale,
     )
 
 
@@ -139,17 +135,9 @@ def noise_levels(choice: str, count: int, sigmas: Sequence[float], key: str) -> 
 
 
 def velocity_of(model: DiffusionModel, rows: RenoisedRows) -> Tensor:
-    """[R, *latent] guided velocity under the network's present weights."""
-    samples = rows.samples
-    negative = samples.negative_conditioning
-    return guided_velocity(
-        model,
-        rows.noisy,
-        rows.time,
-        samples.conditioning.select(rows.sample_index),
-        None if negative is None else negative.select(rows.sample_index),
-        samples.guidance_scale,
-    )
+    """[R, *latent] velocity under the network's present weights, without guidance."""
+    conditioning = rows.samples.conditioning.select(rows.sample_index)
+    return model.velocity(rows.noisy, rows.time, conditioning)
 
 
 def velocities_in(model: DiffusionModel, rows: RenoisedRows, slices: Sequence[Tensor]) -> Tensor:

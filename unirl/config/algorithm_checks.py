@@ -34,6 +34,31 @@ def ignored_options(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+ADVANTAGE_KEYS = (
+    "adv_use_global_std",
+    "adv_per_component",
+    "adv_ddof",
+    "adv_epsilon",
+    "adv_group",
+    "adv_trim",
+)
+
+
+def ignored_advantages(config: RunConfig) -> Iterator[Problem]:
+    """Keys of advantages that differ from their defaults where nothing is trained on them."""
+    path = config.algorithm.path
+    if is_own(path) or algorithm_capabilities(config).needs_advantages:
+        return
+    for name in ADVANTAGE_KEYS:
+        default = RunConfig.model_fields[name].default
+        if getattr(config, name) != default:
+            yield Problem(
+                name,
+                f"is {getattr(config, name)!r}, but algorithm.path={path} does not train on "
+                f"advantages. Set {name}={str(default).lower()}.",
+            )
+
+
 def advantages(config: RunConfig) -> Iterator[Problem]:
     """Groups that are too small for what is asked of them."""
     group = config.sampling.samples_per_prompt

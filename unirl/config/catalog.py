@@ -44,6 +44,8 @@ class ScorerEntry:
     description: str
     requires: tuple[str, ...] = field(default=())
     """Import names of packages the scorer needs."""
+    differentiable: bool = False
+    """Gradients can go through it."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +197,11 @@ ALGORITHMS = {
         "unirl.algorithms.diffusion_dpo:DiffusionDPO",
         "prefers the best sample of a group to the worst (arXiv:2311.12908)",
         AlgorithmCapabilities(
-            needs_advantages=True,
+            needs_advantages=False,
             needs_ema_rollout=False,
             supports_multi_update=True,
             needs_stochastic_steps=False,
+            needs_groups=True,
             needs_reference=True,
             options=(*_LEVELS, "preference_beta", "reference", "ema_decay"),
         ),
@@ -273,11 +276,13 @@ SCORERS = {
         "unirl.reward.scorers.differentiable_ocr:OcrCtcScorer",
         "log-probability of metadata.text under the network of ocr, differentiable",
         requires=("onnx", "onnxruntime", "rapidocr_onnxruntime"),
+        differentiable=True,
     ),
     "color": ScorerEntry(
         "unirl.reward.scorers.color:ColorScorer",
         "closeness of text and background colour to metadata.text_color and metadata.background, "
         "differentiable",
+        differentiable=True,
     ),
     "preference": ScorerEntry(
         "unirl.reward.scorers.recorded:PreferenceScorer",

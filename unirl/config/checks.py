@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 
 from unirl.config import catalog
-from unirl.config.algorithm_checks import advantages, ignored_options, schedules
+from unirl.config.algorithm_checks import (
+    ADVANTAGE_KEYS,
+    advantages,
+    ignored_advantages,
+    ignored_options,
+    schedules,
+)
 from unirl.config.components import (
     algorithm_capabilities,
     engine_capabilities,
@@ -118,11 +124,16 @@ def _scorer_arguments(key: str, scorer: ScorerConfig) -> Iterator[Problem]:
 
 
 def _group_size(config: RunConfig) -> Iterator[Problem]:
-    if config.sampling.samples_per_prompt == 1 and algorithm_capabilities(config).needs_advantages:
+    needs = algorithm_capabilities(config)
+    if config.sampling.samples_per_prompt == 1 and (needs.needs_advantages or needs.needs_groups):
+        found = (
+            "advantages compare the samples of one prompt and would all be 0"
+            if needs.needs_advantages
+            else f"algorithm.path={config.algorithm.path} compares the samples of one prompt"
+        )
         yield Problem(
             "sampling.samples_per_prompt",
-            "is 1, but advantages compare the samples of one prompt and would all be 0. "
-            "Set it to 2 or more; 8 to 32 are usual.",
+            f"is 1, but {found}. Set it to 2 or more; 8 to 32 are usual.",
         )
 
 
@@ -188,18 +199,28 @@ def _adapter(config: RunConfig) -> Iterator[Problem]:
                 "List the names of its linear layers.",
             )
         return
-    needed = algorithm_capabilities(config).needs_reference
-    if config.algorithm.reference == "base" and (needed or config.algorithm.kl_coefficient > 0):
-        yield Problem(
-            "algorithm.reference",
-            "is 'base', the model without its adapter, but stack.lora is null. Set "
-            + ("stack.lora={}." if needed else "stack.lora={} or algorithm.kl_coefficient=0."),
-        )
+    yield from _reference_without_adapter(config)
     if config.save_mode == "adapter":
         yield Problem(
             "save_mode",
             "is 'adapter', but stack.lora is null, so there is none. Set save_mode=auto.",
         )
+
+
+def _reference_without_adapter(config: RunConfig) -> Iterator[Problem]:
+    algorithm, needs = config.algorithm, algorithm_capabilities(config)
+    if algorithm.reference != "base" or not (needs.needs_reference or algorithm.kl_coefficient > 0):
+        return
+    ways = ["stack.lora={}"]
+    if "reference" in needs.options:
+        ways.append("algorithm.reference=ema")
+    if not needs.needs_reference:
+        ways.append("algorithm.kl_coefficient=0")
+    yield Problem(
+        "algorithm.reference" if "reference" in needs.options else "algorithm.kl_coefficient",
+        f"compares with the base, the model without its adapter, but stack.lora is null. "
+        f"Set {' or '.join(ways)}.",
+    )
 
 
 def _blocks(config: RunConfig) -> Iterator[Problem]:
@@ -288,6 +309,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     trained_scorers: ("reward.scorers",),
     reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
     ignored_options: ("algorithm",),
+    ignored_advantages: ("algorithm.path", *ADVANTAGE_KEYS),
     advantages: ("adv_best_of", "adv_group", "sampling"),
     schedules: ("sampling", "eval_sampling", "accumulate_rollouts"),
     _group_size: ("sampling.samples_per_prompt", "algorithm.path"),

@@ -22,7 +22,7 @@ def all_keys() -> tuple[str, ...]:
 
 def suggest(key: str) -> str:
     """A sentence that names the valid keys nearest to `key`."""
-    near = _nearest(key)
+    near = [_MOVED[key]] if key in _MOVED else _nearest(key)
     if near:
         return f"Did you mean {' or '.join(near)}?"
     block = key.rpartition(".")[0]
@@ -48,6 +48,9 @@ def _nearest(key: str) -> list[str]:
     candidates = [known for near in names for known in by_name[near]]
     return sorted(candidates, key=lambda known: -_similarity(key, known))[:2]
 
+
+_MOVED = {"eval_sampling.eta": "eval_eta"}
+"""Keys that one would look for in another block."""
 
 _FIELD_WORDS = {
     "lr": "learning_rate",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from unirl.config import catalog
 from unirl.config.components import (
     algorithm_capabilities,
     engine_capabilities,
+    is_own,
     sync_capabilities,
 )
 from unirl.config.problem import Problem
@@ -127,6 +129,13 @@ def differentiated_reward(config: RunConfig) -> Iterator[Problem]:
             f"has no scorers, but {takes}. Set reward.scorers to scorers that can be "
             "differentiated, e.g. reward=ocr_ctc_color.",
         )
+    for name, scorer in (config.reward.scorers if config.reward else {}).items():
+        if not is_own(scorer.path) and not catalog.SCORERS[scorer.path].differentiable:
+            yield Problem(
+                f"reward.scorers.{name}",
+                f"is {scorer.path}, which cannot be differentiated, but {takes}. Remove it, or "
+                "move it to eval_rewards.",
+            )
     if not config.resident["reward"]:
         found = f"is false, but {takes}, so its networks work while training"
         yield Problem("reward_resident", f"{found}. Set reward_resident=true.")

@@ -28,7 +28,9 @@ def _listed_steps(sde: SdeStepsConfig, num_inference_steps: int) -> Iterator[Pro
     key, steps, last = f"{_BLOCK}.steps", sde.steps, num_inference_steps - 1
     if not steps:
         found = "null" if steps is None else "empty"
-        yield Problem(key, f"is {found}, but strategy=list takes the steps named there.")
+        yield Problem(
+            key, f"is {found}, but strategy=list takes the steps named there, e.g. {key}=[0,1]."
+        )
     elif len(set(steps)) < len(steps):
         yield Problem(key, f"is {steps}, which names a step twice.")
     elif max(steps) >= last:

@@ -36,6 +36,7 @@ class AlgorithmCapabilities:
     """What an algorithm needs from the loop."""
 
     needs_advantages: bool
+    """Trains on advantages, so that their keys count."""
     needs_ema_rollout: bool
     """Samples with an EMA shadow of the trained weights."""
     supports_multi_update: bool
@@ -44,6 +45,8 @@ class AlgorithmCapabilities:
     """Trains on recorded SDE steps, so sampling.eta must be above 0."""
     differentiates_reward: bool = False
     """Sends gradients through scorers and decoder: both are needed while training."""
+    needs_groups: bool = False
+    """Compares the samples of a prompt by their rewards, without advantages."""
     needs_reference: bool = False
     """Always compares with a reference policy, not only with kl_coefficient above 0."""
     options: tuple[str, ...] = ()

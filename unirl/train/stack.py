@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unirl.algorithms.base import BASE, Algorithm, Policy, Rows
+from unirl.algorithms.base import BASE, Algorithm, Policy, RowLosses, Rows
 from unirl.config.schema import StackConfig
 from unirl.core.components import Movable
-from unirl.core.errors import ModelError
+from unirl.core.errors import ModelError, TrainingError
 from unirl.core.types import ScoredRollout, UpdateStats
 from unirl.distributed.ranks import Ranks
 from unirl.memory.hostmem import HostArena
@@ -43,6 +43,9 @@ from unirl.train.shadows import WeightSet
 from unirl.weight_sync.payload import Probe, WeightPayload
 
 logger = logging.getLogger("unirl.train")
+
+MOST_LOST_WINDOWS = 3
+"""In a row, with non-finite gradients in every step: the run will not recover by itself."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class TrainStack:
         self._optimizer = make_optimizer(self._trained.values(), config.optimizer)
         self._num_steps = 0
         self._num_writes = 0
+        self._num_lost_windows = 0
         self._shadows = {name: self._weight_set() for name in algorithm.shadows()}
         self._teachers = {n: self._read_teacher(n, w) for n, w in (teachers or {}).items()}
         components = train_components(
@@ -200,9 +204,21 @@ class TrainStack:
         if self._num_steps > steps_before:  # else a push of the same version would differ
             for name, rule in self._algorithm.shadows().items():
                 self._shadows[name].follow(rule.decay(self._num_steps))
+        self._count_lost(stats)
         pooled = pool_metrics(self._ranks.gather(anchor_metrics))
         first = UpdateStats({**stats[0].metrics, **pooled}, stats[0].skipped)
         return [first, *stats[1:]]
+
+    def _count_lost(self, stats: Sequence[UpdateStats]) -> None:
+        """Raise TrainingError when nothing but non-finite gradients came for some windows."""
+        lost = all(one.skipped and not math.isfinite(one.metrics["grad_norm"]) for one in stats)
+        self._num_lost_windows = self._num_lost_windows + 1 if lost else 0
+        if self._num_lost_windows == MOST_LOST_WINDOWS:
+            raise TrainingError(
+                f"no optimizer step was taken in {MOST_LOST_WINDOWS} windows in a row: "
+                f"{stats[-1].skipped}. Lower stack.optimizer.learning_rate, set "
+                "model.precision=fp32, or look at what the reward and the loss give."
+            )
 
     def policy(self) -> Policy:
         """The model as the algorithm sees it at this point of the run."""
@@ -292,6 +308,7 @@ class TrainStack:
         num_own = len(part.slices) - part.num_fillers
         for number, index in enumerate(part.slices):
             losses = self._algorithm.loss(self.policy(), rows.select(index))
+            _require_term_per_row(losses, len(index))
             scale = self._backend.loss_scale if number < num_own else 0.0
             self._backend.before_backward(is_last=number + 1 == len(part.slices))
             (losses.loss.sum() * (scale / part.num_rows)).backward()
@@ -453,6 +470,17 @@ class TrainStack:
 
     def _require_on_device(self, action: str) -> None:
         self._weights.require_resident("the train stack", action)
+
+
+def _require_term_per_row(losses: RowLosses, num_rows: int) -> None:
+    """Raise TrainingError for an algorithm that averages by itself."""
+    for name, terms in [("loss", losses.loss), *losses.details.items()]:
+        if terms.shape != (num_rows,):
+            raise TrainingError(
+                f"the algorithm gave {name} of shape {tuple(terms.shape)} for {num_rows} rows; "
+                "`loss` and each of its details must have one term per row, which the train stack "
+                "averages over all micro-batches and ranks."
+            )
 
 
 def _require_shadows(held: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

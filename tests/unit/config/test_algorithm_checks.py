@@ -67,3 +67,21 @@ def test_a_shift_on_top_of_the_models_schedule_is_refused(block: str) -> None:
     key = f"{block}.shift"
     assert f"{block}.sigma_schedule=linear" in found({key: 3.0}, key)
     assert not found({key: 3.0, f"{block}.sigma_schedule": "linear"}, key)
+
+
+@pytest.mark.parametrize("path", ["diffusion_dpo", "draft", "refl", "distillation"])
+def test_keys_of_advantages_that_nobody_reads_are_told(path: str) -> None:
+    overrides = {"algorithm": {"path": path}, "adv_epsilon": 1e-4, "adv_use_global_std": True}
+    assert "Set adv_use_global_std=false" in found(overrides, "adv_use_global_std")
+    assert path in found(overrides, "adv_epsilon")
+    assert not found({**overrides, "algorithm": {"path": "flow_grpo"}}, "adv_epsilon")
+
+
+def test_a_missing_adapter_is_told_with_the_ways_that_this_algorithm_has() -> None:
+    none = {"stack.lora": None}
+    dpo = found({**none, "algorithm": {"path": "diffusion_dpo"}}, "algorithm.reference")
+    assert "stack.lora={} or algorithm.reference=ema." in dpo
+    nft = {"path": "diffusion_nft", "kl_coefficient": 0.1}
+    assert "algorithm.kl_coefficient=0" in found(
+        {**none, "algorithm": nft}, "algorithm.kl_coefficient"
+    )

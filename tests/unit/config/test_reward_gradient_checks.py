@@ -8,12 +8,17 @@ import pytest
 
 from unirl.cli.compose import compose_and_check
 
-NO_RATIO = ["algorithm.clip_range=1e-4", "algorithm.old_log_prob=replay"]
+NO_RATIO = [
+    "algorithm.clip_range=1e-4",
+    "algorithm.old_log_prob=replay",
+    "adv_per_component=false",
+]
 ODE = [
     *NO_RATIO,
     "sampling.eta=0",
     "sampling.init_same_noise=false",
     "stack.num_updates_per_batch=1",
+    "reward=ocr_ctc_color",
 ]
 DRAFT = ["algorithm.path=draft", *ODE]
 REFL = ["algorithm.path=refl", *ODE]
@@ -30,6 +35,7 @@ def problems(*overrides: str) -> dict[str, str]:
     ("overrides", "key", "fragments"),
     [
         ([*DRAFT, "reward=null", "eval_interval=0"], "reward", ["no scorers", "gradient"]),
+        ([*DRAFT, "reward=ocr_color"], "reward.scorers.ocr", ["cannot be differentiated"]),
         ([*DRAFT, "reward_resident=false"], "reward_resident", ["is false", "while training"]),
         ([*REFL, "residency=auto", "layout=colocate"], "reward_resident", ["is null", "=true"]),
         ([*DRAFT, "sampling.eta=0.3"], "sampling.eta", ["is 0.3", "without noise", "eta=0"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from unirl.algorithms.flow_grpo import RatioRows
 from unirl.core.components import Moved
-from unirl.core.errors import ModelError, ResidencyError
+from unirl.core.errors import ModelError, ResidencyError, TrainingError
 from unirl.core.types import ScoredRollout
 from unirl.models.lora import adapter_parameters
 from unirl.models.tiny import TinyModel
@@ -464,3 +465,47 @@ def test_what_is_saved_is_a_copy():
     copies = {name: value.clone() for name, value in saved.items()}
     stack.update([roll_out(stack.model)])  # type: ignore[arg-type]
     assert same_bits(saved, copies)
+
+
+# --- losses that cannot be trained on -------------------------------------------------------------
+
+
+class _Broken:
+    """FlowGRPO whose loss is changed on its way out."""
+
+    def __init__(self, stack: TrainStack, change: Any) -> None:
+        self._inner, self._change = stack._algorithm, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def loss(self, policy: Any, rows: Any) -> Any:
+        losses = self._inner.loss(policy, rows)
+        return replace(losses, loss=self._change(losses.loss))
+
+
+def broken(change: Any) -> TrainStack:
+    stack = train_stack(tiny_model())
+    stack._algorithm = _Broken(stack, change)  # type: ignore[assignment]
+    return stack
+
+
+def test_an_average_instead_of_a_term_per_row_is_told():
+    stack = broken(lambda loss: loss.mean())
+    with pytest.raises(TrainingError, match=r"loss of shape \(\) for 4 rows.*one term per row"):
+        stack.update([roll_out(stack.model)])  # type: ignore[arg-type]
+
+
+def test_a_run_of_windows_without_a_finite_gradient_ends_and_a_good_one_starts_the_count_anew():
+    factors = iter([math.nan, math.nan, 1.0, math.nan, math.nan, math.nan])
+    current = [1.0]
+    stack = broken(lambda loss: loss * current[0])
+    one = roll_out(stack.model)  # type: ignore[arg-type]
+    for number, factor in enumerate(factors):
+        current[0] = factor
+        if number == 5:
+            with pytest.raises(TrainingError, match="3 windows in a row: non-finite gradient"):
+                stack.update([one])
+        else:
+            stack.update([one])
+    assert stack.weight_version == 1
