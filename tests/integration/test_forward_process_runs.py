@@ -201,7 +201,7 @@ def test_a_run_on_recorded_pairs_learns_what_was_preferred(tmp_path: Path) -> No
     assert run.exit_code == 0, run.errors
     rows = run.rows("rollout")
     assert [row["rollout/reward_mean"] for row in rows] == [0.5] * 10
-    assert rows[0]["train/preference_accuracy"] == 0
+    assert rows[0]["train/preference_accuracy"] == 0.5  # ties
     assert rows[-1]["train/preference_accuracy"] > 0.9
     assert rows[-1]["train/loss"] < rows[0]["train/loss"]
     before, after = (row["eval/judge_light_mean"] for row in run.rows("eval"))

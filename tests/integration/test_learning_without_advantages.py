@@ -11,7 +11,12 @@ from rank_runs import ROUNDING, SMOOTH, drift, train_on
 from runs import REPLICA, SMALL, Run, assert_same_state, command, train
 from safetensors.torch import save_file
 
-NO_RATIO = ("algorithm.clip_range=1e-4", "algorithm.old_log_prob=replay", "save_interval=1")
+NO_RATIO = (
+    "algorithm.clip_range=1e-4",
+    "algorithm.old_log_prob=replay",
+    "adv_per_component=false",
+    "save_interval=1",
+)
 COLOR = (
     *NO_RATIO,
     "reward.scorers.ocr=null",
@@ -67,7 +72,7 @@ def test_an_engine_of_its_own_changes_nothing(tmp_path: Path, keys: tuple[str, .
 def test_a_scorer_without_a_gradient_is_named(tmp_path: Path) -> None:
     run = train(tmp_path / "run", *DRAFT, "reward.scorers.size.path=jpeg_size")
     assert run.exit_code == 3
-    assert "size cannot be differentiated" in " ".join(run.errors.split())
+    assert "jpeg_size, which cannot be differentiated" in " ".join(run.errors.split())
 
 
 def test_a_resumed_run_draws_the_same_steps(tmp_path: Path) -> None:

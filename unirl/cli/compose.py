@@ -6,6 +6,7 @@ so that all wrong ones are reported at once and any key of the schema can be set
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -99,7 +100,24 @@ def _compose_groups(
         problem = Problem(name, _composition_reason(error, folders))
         raise config_error(recipe, [*problems, problem]) from error
     OmegaConf.set_struct(composed, False)
+    for override in groups:
+        if not override.is_delete():
+            _prefer(override, composed, folders)
     return composed
+
+
+def _prefer(override: Override, composed: DictConfig, folders: RecipeFolders) -> None:
+    """What is chosen on the command line wins over the recipe's own values, like a key set there.
+
+    Hydra puts a recipe's values over those of its groups, also where another option was asked for.
+    """
+    group = override.key_or_group
+    file = folders.option_file(group, str(override.value()))
+    values = OmegaConf.load(file)
+    assert isinstance(values, DictConfig)
+    values.pop("defaults", None)
+    is_global = re.match(r"#\s*@package\s+_global_\s*$", file.read_text(), re.MULTILINE)
+    composed.merge_with(values if is_global else {group: values})
 
 
 @contextmanager

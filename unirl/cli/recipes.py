@@ -54,6 +54,11 @@ class RecipeFolders:
             {path.stem for folder in self.all for path in (folder / group).glob("*.yaml")}
         )
 
+    def option_file(self, group: str, option: str) -> Path:
+        """The file of an option of a config group, the user's first."""
+        files = (folder / group / f"{option}.yaml" for folder in self.all)
+        return next(file for file in files if file.is_file())
+
     def nearest(self, name: str) -> str:
         """A suggestion for a name in a defaults list that does not exist."""
         groups = {path.parent.name for path in _shipped("configs").glob("*/*.yaml")}

@@ -397,7 +397,8 @@ def silent_tensors(case: Case) -> Iterator[Finding]:
 def gradient_by_step(case: Case) -> Iterator[Finding]:
     """Whether some steps drown the others."""
     levels = case.measured.levels
-    if len(levels) < 2 or case.measured.gradients.norm == 0:
+    norm = case.measured.gradients.norm
+    if len(levels) < 2 or norm == 0 or not math.isfinite(norm):
         return
     loudest = max(levels, key=lambda level: level.gradient_norm)
     quietest = min(levels, key=lambda level: level.gradient_norm)

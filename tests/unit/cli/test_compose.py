@@ -287,3 +287,18 @@ def test_an_own_scorer_is_named_by_its_dotted_path(
     config = compose("mine", [], tmp_path)
     assert config.reward is not None
     assert config.reward.scorers["s"].path == "my_rewards:Sharpness"
+
+
+def test_a_group_chosen_on_the_command_line_wins_over_the_recipes_own_values() -> None:
+    config = compose("quickstart", ["algorithm=flash_grpo", "sampling.sde_steps.range=[0,0.75]"])
+    assert config.sampling.kernel == "flash"
+    assert config.sampling.sde_steps.strategy == "stratified"
+    assert config.sampling.sde_steps.range == [0, 0.75]
+    assert compose("quickstart", []).sampling.kernel == "cps"
+    as_recipe = compose("diffusion/tiny/tiny_ddpo", []).sampling
+    assert compose("quickstart", ["algorithm=ddpo"]).sampling.kernel == as_recipe.kernel == "ddim"
+
+
+def test_a_key_on_the_command_line_wins_over_a_group_chosen_there() -> None:
+    config = compose("quickstart", ["sampling.kernel=flow", "algorithm=ddpo"])
+    assert config.sampling.kernel == "flow"
