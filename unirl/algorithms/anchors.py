@@ -7,57 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
+from unirl.algorithms.anchored import Anchored
 from unirl.algorithms.base import Policy
 from unirl.algorithms.transitions import TransitionRows, policy_of, transition_of, velocity_of
 from unirl.samplers.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
-class RatioRows:
+class RatioRows(Anchored):
     """Transitions with the log-probs their ratios are taken to."""
 
     transitions: TransitionRows
     old_log_prob: Tensor
     """[R] float32."""
 
-    def __len__(self) -> int:
-        return len(self.transitions)
-
-    @property
-    def sample_index(self) -> Tensor:
-        return self.transitions.sample_index
-
-    def select(self, index: Tensor) -> Self:
-        return type(self)(self.transitions.select(index), self.old_log_prob[index])
-
 
 @dataclass(frozen=True)
-class OldPolicyRows:
+class OldPolicyRows(Anchored):
     """Transitions with the old policy's whole distribution, for losses that need its mean."""
 
     transitions: TransitionRows
     old_velocity: Tensor
     """[R, *latent] guided, float32."""
 
-    def __len__(self) -> int:
-        return len(self.transitions)
-
-    @property
-    def sample_index(self) -> Tensor:
-        return self.transitions.sample_index
-
     @property
     def old(self) -> Gaussian:
         """The old policy's distribution of the next latents."""
         return transition_of(self.transitions, self.old_velocity)
-
-    def select(self, index: Tensor) -> Self:
-        return type(self)(self.transitions.select(index), self.old_velocity[index])
 
 
 def rollout_log_probs(rows: TransitionRows) -> tuple[RatioRows, Mapping[str, float]]:

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from unirl.algorithms.base import BASE, Algorithm, DifferentiableReward, Policy, RowLosses
+from unirl.algorithms.anchored import Anchored
+from unirl.algorithms.base import Algorithm, DifferentiableReward, Policy, RowLosses
 from unirl.algorithms.renoised import (
+    BasePenalty,
     RenoisedRows,
     all_renoised,
     mean_square,
-    velocities_in,
     velocity_of,
 )
 from unirl.algorithms.surrogate import ClipRange, ratio_metrics
@@ -34,7 +34,7 @@ from unirl.core.types import ScoredRollout
 
 
 @dataclass(frozen=True)
-class AWMRows:
+class AWMRows(Anchored):
     """Renoised samples with the log-probs their ratios are taken to."""
 
     renoised: RenoisedRows
@@ -42,21 +42,6 @@ class AWMRows:
     """[R] float32."""
     reference_velocity: Tensor | None
     """[R, *latent] float32; None at kl_coefficient 0."""
-
-    def __len__(self) -> int:
-        return len(self.renoised)
-
-    @property
-    def sample_index(self) -> Tensor:
-        return self.renoised.sample_index
-
-    def select(self, index: Tensor) -> Self:
-        reference = self.reference_velocity
-        return type(self)(
-            self.renoised.select(index),
-            self.old_log_prob[index],
-            None if reference is None else reference[index],
-        )
 
 
 class AdvantageWeightedMatching(Algorithm[RenoisedRows, AWMRows]):
@@ -66,6 +51,7 @@ class AdvantageWeightedMatching(Algorithm[RenoisedRows, AWMRows]):
 
     def __init__(self, config: AlgorithmConfig, reward: DifferentiableReward) -> None:
         self._config = config
+        self._penalty = BasePenalty(config)
 
     def rows(self, scored: Sequence[ScoredRollout]) -> RenoisedRows:
         return all_renoised(self._config, scored)
@@ -77,24 +63,16 @@ class AdvantageWeightedMatching(Algorithm[RenoisedRows, AWMRows]):
         for index in slices:
             part = rows.select(index)
             old_log_prob[index] = self._log_prob(part, velocity_of(policy.model, part))
-        if self._config.kl_coefficient == 0:
-            return AWMRows(rows, old_log_prob, None), {}
-        with policy.using(BASE):
-            reference = velocities_in(policy.model, rows, slices)
-        return AWMRows(rows, old_log_prob, reference), {}
+        return AWMRows(rows, old_log_prob, self._penalty.reference(policy, rows, slices)), {}
 
     def loss(self, policy: Policy, rows: AWMRows) -> RowLosses:
         velocity = velocity_of(policy.model, rows.renoised)
         log_ratio = self._log_prob(rows.renoised, velocity) - rows.old_log_prob
         ratio = log_ratio.exp()
         clip = ClipRange.of(self._config, policy.progress)
-        loss = policy_loss = clip.loss(rows.renoised.advantages, ratio)
-        details = {"log_ratio": log_ratio, "policy_loss": policy_loss} | clip.details(ratio)
-        if rows.reference_velocity is not None:
-            details["velocity_deviation"] = mean_square(velocity - rows.reference_velocity)
-            loss = loss + self._config.kl_coefficient * details["velocity_deviation"]
-        details["loss"] = loss
-        return RowLosses(loss, {name: value.detach() for name, value in details.items()})
+        policy_loss = clip.loss(rows.renoised.advantages, ratio)
+        details = {"log_ratio": log_ratio, **clip.details(ratio)}
+        return self._penalty.added_to(policy_loss, details, velocity, rows.reference_velocity)
 
     def _log_prob(self, rows: RenoisedRows, velocity: Tensor) -> Tensor:
         """[R] of the samples, up to what does not depend on the weights."""

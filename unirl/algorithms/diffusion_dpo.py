@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from unirl.algorithms.anchored import Anchored
 from unirl.algorithms.base import (
     BASE,
     Algorithm,
@@ -54,22 +55,12 @@ class PairRows:
 
 
 @dataclass(frozen=True)
-class AnchoredPairs:
+class AnchoredPairs(Anchored):
     """Pairs with what the reference makes of them."""
 
     pairs: PairRows
     reference_gap: Tensor
     """[R] e_ref of the rejected minus e_ref of the preferred, float32."""
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    @property
-    def sample_index(self) -> Tensor:
-        return self.pairs.sample_index
-
-    def select(self, index: Tensor) -> Self:
-        return type(self)(self.pairs.select(index), self.reference_gap[index])
 
 
 class DiffusionDPO(Algorithm[PairRows, AnchoredPairs]):

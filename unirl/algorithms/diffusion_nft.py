@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 
+from unirl.algorithms.anchored import Anchored
 from unirl.algorithms.base import (
-    BASE,
     Algorithm,
     DifferentiableReward,
     Policy,
@@ -27,6 +26,7 @@ from unirl.algorithms.base import (
     ShadowRule,
 )
 from unirl.algorithms.renoised import (
+    BasePenalty,
     RenoisedRows,
     all_renoised,
     mean_square,
@@ -47,7 +47,7 @@ SMALLEST_WEIGHT = 1e-5
 
 
 @dataclass(frozen=True)
-class NFTRows:
+class NFTRows(Anchored):
     """Renoised samples with the velocities that are fixed meanwhile."""
 
     renoised: RenoisedRows
@@ -55,21 +55,6 @@ class NFTRows:
     """[R, *latent] float32."""
     reference_velocity: Tensor | None
     """[R, *latent] float32; None at kl_coefficient 0."""
-
-    def __len__(self) -> int:
-        return len(self.renoised)
-
-    @property
-    def sample_index(self) -> Tensor:
-        return self.renoised.sample_index
-
-    def select(self, index: Tensor) -> Self:
-        reference = self.reference_velocity
-        return type(self)(
-            self.renoised.select(index),
-            self.old_velocity[index],
-            None if reference is None else reference[index],
-        )
 
 
 class DiffusionNFT(Algorithm[RenoisedRows, NFTRows]):
@@ -80,6 +65,7 @@ class DiffusionNFT(Algorithm[RenoisedRows, NFTRows]):
 
     def __init__(self, config: AlgorithmConfig, reward: DifferentiableReward) -> None:
         self._config = config
+        self._penalty = BasePenalty(config)
 
     def shadows(self) -> Mapping[str, ShadowRule]:
         return {OLD: ShadowRule(self._decay)}
@@ -100,10 +86,7 @@ class DiffusionNFT(Algorithm[RenoisedRows, NFTRows]):
     ) -> tuple[NFTRows, Mapping[str, float]]:
         with policy.using(OLD):
             old = velocities_in(policy.model, rows, slices)
-        if self._config.kl_coefficient == 0:
-            return NFTRows(rows, old, None), {}
-        with policy.using(BASE):
-            return NFTRows(rows, old, velocities_in(policy.model, rows, slices)), {}
+        return NFTRows(rows, old, self._penalty.reference(policy, rows, slices)), {}
 
     def loss(self, policy: Policy, rows: NFTRows) -> RowLosses:
         """Raises TrainingError when it is not finite."""
@@ -115,18 +98,13 @@ class DiffusionNFT(Algorithm[RenoisedRows, NFTRows]):
         mixed = good * positive + (1 - good) * negative
         policy_loss = self._config.adv_clip_max * mixed / self._config.mix_beta
         details = {
-            "policy_loss": policy_loss,
             "positive_loss": positive,
             "negative_loss": negative,
             "old_deviation": mean_square(velocity - old),
         }
-        loss = policy_loss
-        if rows.reference_velocity is not None:
-            details["velocity_deviation"] = mean_square(velocity - rows.reference_velocity)
-            loss = loss + self._config.kl_coefficient * details["velocity_deviation"]
-        details["loss"] = loss
-        _require_finite(loss, rows)
-        return RowLosses(loss, {name: value.detach() for name, value in details.items()})
+        losses = self._penalty.added_to(policy_loss, details, velocity, rows.reference_velocity)
+        _require_finite(losses.loss, rows)
+        return losses
 
     def _error(self, rows: RenoisedRows, velocity: Tensor) -> Tensor:
         """[R] L+ or L- of a policy's velocity. Weighed in float64, as the authors do: the errors

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
+from unirl.algorithms.anchored import Anchored
 from unirl.algorithms.base import Algorithm, DifferentiableReward, Policy, RowLosses
 from unirl.algorithms.reference import divergence
 from unirl.algorithms.transitions import TransitionRows, transition_rows, velocity_of
@@ -25,41 +25,21 @@ from unirl.core.types import PromptRecord, ScoredRollout
 
 
 @dataclass(frozen=True)
-class StudentRows:
+class StudentRows(Anchored):
     """Transitions of the student, and who teaches there."""
 
     transitions: TransitionRows
     teacher: Tensor
     """[R] int64: which of the teachers."""
 
-    def __len__(self) -> int:
-        return len(self.transitions)
-
-    @property
-    def sample_index(self) -> Tensor:
-        return self.transitions.sample_index
-
-    def select(self, index: Tensor) -> Self:
-        return type(self)(self.transitions.select(index), self.teacher[index])
-
 
 @dataclass(frozen=True)
-class TaughtRows:
+class TaughtRows(Anchored):
     """The same with what the teachers say."""
 
     student: StudentRows
     teacher_velocity: Tensor
     """[R, *latent] guided, float32."""
-
-    def __len__(self) -> int:
-        return len(self.student)
-
-    @property
-    def sample_index(self) -> Tensor:
-        return self.student.sample_index
-
-    def select(self, index: Tensor) -> Self:
-        return type(self)(self.student.select(index), self.teacher_velocity[index])
 
 
 class Distillation(Algorithm[StudentRows, TaughtRows]):

@@ -11,13 +11,14 @@ depend on the sample's noise key alone.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from unirl.algorithms.base import BASE, Policy, RowLosses
 from unirl.algorithms.joining import join_conditioning
 from unirl.config.schema import AlgorithmConfig
 from unirl.core.types import Conditioning, ScoredRollout
@@ -146,6 +147,39 @@ def velocities_in(model: DiffusionModel, rows: RenoisedRows, slices: Sequence[Te
     for index in slices:
         found[index] = velocity_of(model, rows.select(index))
     return found
+
+
+class BasePenalty:
+    """kl_coefficient times the squared distance to the velocity without adapter; costs no forward
+    at 0."""
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        self._coefficient = config.kl_coefficient
+
+    def reference(
+        self, policy: Policy, rows: RenoisedRows, slices: Sequence[Tensor]
+    ) -> Tensor | None:
+        """[R, *latent] the base's velocity, computed in `slices`; None at coefficient 0."""
+        if self._coefficient == 0:
+            return None
+        with policy.using(BASE):
+            return velocities_in(policy.model, rows, slices)
+
+    def added_to(
+        self,
+        policy_loss: Tensor,
+        details: Mapping[str, Tensor],
+        velocity: Tensor,
+        reference: Tensor | None,
+    ) -> RowLosses:
+        """policy_loss [r] plus the weighted distance of velocity [r, *latent] from the reference,
+        with both among the details."""
+        loss, parts = policy_loss, {**details, "policy_loss": policy_loss}
+        if reference is not None:
+            parts["velocity_deviation"] = mean_square(velocity - reference)
+            loss = loss + self._coefficient * parts["velocity_deviation"]
+        parts["loss"] = loss
+        return RowLosses(loss, {name: value.detach() for name, value in parts.items()})
 
 
 def mean_square(difference: Tensor) -> Tensor:

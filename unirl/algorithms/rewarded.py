@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from unirl.algorithms.anchored import Anchored
 from unirl.algorithms.base import BASE, DifferentiableReward, Policy, RowLosses
 from unirl.algorithms.joining import join_conditioning
 from unirl.config.schema import AlgorithmConfig
@@ -93,23 +94,12 @@ def velocity_at(model: DiffusionModel, rows: KeptRows, latents: Tensor, number: 
 
 
 @dataclass(frozen=True)
-class AnchoredRows:
+class AnchoredRows(Anchored):
     """Kept rows with what the base model says there."""
 
     kept: KeptRows
     base_velocity: Tensor | None
     """[R, K, *latent] float32; None where nothing is compared with it."""
-
-    def __len__(self) -> int:
-        return len(self.kept)
-
-    @property
-    def sample_index(self) -> Tensor:
-        return self.kept.sample_index
-
-    def select(self, index: Tensor) -> Self:
-        base = self.base_velocity
-        return type(self)(self.kept.select(index), None if base is None else base[index])
 
 
 class RewardObjective:

@@ -116,7 +116,7 @@ def _prefer(override: Override, composed: DictConfig, folders: RecipeFolders) ->
     values = OmegaConf.load(file)
     assert isinstance(values, DictConfig)
     values.pop("defaults", None)
-    is_global = re.match(r"#\s*@package\s+_global_\s*$", file.read_text(), re.MULTILINE)
+    is_global = re.search(r"^#\s*@package\s+_global_\s*$", file.read_text(), re.MULTILINE)
     composed.merge_with(values if is_global else {group: values})
 
 

@@ -90,13 +90,7 @@ def write_down(examination: Examination, directory: Path) -> None:
         if finding.is_fine:
             logger.debug("doctor: %s: %s. %s", finding.name, finding.value, finding.sentence)
         else:
-            logger.warning(
-                "doctor: %s: %s. %s Set %s.",
-                finding.name,
-                finding.value,
-                finding.sentence,
-                finding.key,
-            )
+            logger.warning("doctor: %s: %s. %s", finding.name, finding.value, finding.advice)
     fine = sum(finding.is_fine for finding in examination.findings)
     logger.info("doctor: %d of %d fine, see %s", fine, len(examination.findings), path)
 

@@ -33,6 +33,11 @@ class Finding:
     key: str = ""
     """What to change, as it is written in a recipe or an override; empty where nothing is."""
 
+    @property
+    def advice(self) -> str:
+        """The sentence, and what to set."""
+        return f"{self.sentence} Set {self.key}." if self.key else self.sentence
+
 
 @dataclass(frozen=True)
 class Limit:

@@ -154,12 +154,9 @@ class TrainStack:
         except ModelError as error:
             raise ModelError(f"algorithm.teachers: {name}: {error}") from error
         weights = self._weight_set()
-        self._fill(weights, tensors)
+        for parameter, held in weights.tensors.items():
+            write_share(self._backend, held, tensors[parameter])
         return weights
-
-    def _fill(self, weights: WeightSet, tensors: Mapping[str, Tensor]) -> None:
-        for name, held in weights.tensors.items():
-            write_share(self._backend, held, tensors[name])
 
     @property
     def parts(self) -> Sequence[Movable]:

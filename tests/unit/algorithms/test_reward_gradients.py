@@ -361,7 +361,8 @@ def test_no_base_forward_without_a_coefficient() -> None:
 
     model, algorithm = tiny_model(), draft()
     rows = algorithm.rows([scored(sample(model, ode_request(algorithm)))])
-    algorithm.anchor(Policy(model, {BASE: unexpected}, 0.0), rows, [torch.arange(8)])
+    anchored, _ = algorithm.anchor(Policy(model, {BASE: unexpected}, 0.0), rows, [torch.arange(8)])
+    assert anchored.base_velocity is None
 
 
 def test_the_adapter_is_active_again_after_a_failure_in_the_anchor(
