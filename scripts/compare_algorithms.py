@@ -69,6 +69,7 @@ class Protocol:
     output: Path
     num_images: int
     num_evaluations: int
+    overrides: tuple[str, ...] = ()
 
     def interval(self, recipe: str) -> int:
         """Rollouts between evaluations."""
@@ -90,6 +91,7 @@ class Protocol:
             "save_interval=0",
             "doctor=false",
             "num_threads=1",
+            *self.overrides,
         ]
         print(f"{recipe}, seed {seed}", flush=True)
         command = [sys.executable, "-m", "unirl.train_diffusion", path_of(recipe), *words]

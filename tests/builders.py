@@ -124,7 +124,7 @@ def train_stack(model: TinyModel, overrides: Mapping[str, Any] | None = None) ->
         algorithm,
         config.stack,
         10,
-        LATENT_SHAPE,
+        sampling_params(),
         config.seed,
         CPU,
         OneRank(),
@@ -169,6 +169,24 @@ def records(num_prompts: int) -> tuple[PromptRecord, ...]:
     )
 
 
+def sampling_params(
+    *,
+    num_steps: int = 5,
+    guidance_scale: float = 1.0,
+    height: int = SIZE,
+    width: int = SIZE,
+    eta: float = 0.7,
+    kernel: str = "flow",
+) -> SamplingParams:
+    """Of the tiny model unless said otherwise."""
+    return SamplingParams(num_steps, guidance_scale, height, width, eta, kernel)
+
+
+def prompts(*texts: str) -> tuple[PromptRecord, ...]:
+    """Records of texts alone."""
+    return tuple(PromptRecord(str(number), text) for number, text in enumerate(texts))
+
+
 def rollout_request(
     *,
     num_prompts: int = 2,
@@ -186,7 +204,9 @@ def rollout_request(
     return RolloutRequest(
         prompts=PromptBatch(records(num_prompts)),
         samples_per_prompt=samples_per_prompt,
-        sampling=SamplingParams(num_steps, guidance_scale, SIZE, SIZE, eta, kernel),
+        sampling=sampling_params(
+            num_steps=num_steps, guidance_scale=guidance_scale, eta=eta, kernel=kernel
+        ),
         sigmas=(*(1 - step / num_steps for step in range(num_steps)), 0.0),
         sde_steps=(tuple(sde_steps),) * len(keys),
         initial_noise_keys=keys,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unirl.core.types import Conditioning
+from unirl.core.types import Conditioning, SamplingParams
 from unirl.models.lora import adapter_parameters, attach_lora
+from unirl.samplers.guidance import classifier_free
 
 LATENT_SHAPE = (2, 3)
 _WIDTH = 6
@@ -58,6 +59,17 @@ class SmoothModel:
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, Vectors)
         return self.network(latents, sigma, conditioning.value)
+
+    def guided_velocity(
+        self,
+        latents: Tensor,
+        sigma: Tensor,
+        conditioning: Conditioning,
+        negative: Conditioning | None,
+        sampling: SamplingParams,
+    ) -> Tensor:
+        scale = sampling.guidance_scale
+        return classifier_free(self.velocity, latents, sigma, conditioning, negative, scale)
 
     def pixels(self, latents: Tensor) -> Tensor:
         return torch.sigmoid(latents.flatten(1) @ self._decoder).view(-1, 3, 2, 2)

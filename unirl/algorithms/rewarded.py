@@ -14,9 +14,8 @@ from unirl.algorithms.anchored import Anchored
 from unirl.algorithms.base import BASE, DifferentiableReward, Policy, RowLosses
 from unirl.algorithms.joining import join_conditioning
 from unirl.config.schema import AlgorithmConfig
-from unirl.core.types import Conditioning, PromptRecord, ScoredRollout
+from unirl.core.types import Conditioning, PromptRecord, SamplingParams, ScoredRollout
 from unirl.models.base import DiffusionModel
-from unirl.samplers.guidance import guided_velocity
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class KeptRows:
     conditioning: Conditioning
     """Of the N samples, not the rows."""
     negative_conditioning: Conditioning | None
-    guidance_scale: float
+    sampling: SamplingParams
 
     def __len__(self) -> int:
         return len(self.latents)
@@ -70,7 +69,7 @@ def kept_rows(scored: Sequence[ScoredRollout]) -> KeptRows:
         records=tuple(record for one in scored for record in one.request.sample_records),
         conditioning=join_conditioning([one.conditioning for one in scored]),
         negative_conditioning=join_conditioning([one.negative_conditioning for one in scored]),
-        guidance_scale=scored[0].request.sampling.guidance_scale,
+        sampling=scored[0].request.sampling,
     )
 
 
@@ -83,13 +82,12 @@ def _levels(scored: ScoredRollout) -> Tensor:
 def velocity_at(model: DiffusionModel, rows: KeptRows, latents: Tensor, number: int) -> Tensor:
     """[R, *latent] guided velocity at latents [R, *latent] before the kept step `number`."""
     negative = rows.negative_conditioning
-    return guided_velocity(
-        model,
+    return model.guided_velocity(
         latents,
         rows.sigma[:, number],
         rows.conditioning.select(rows.sample_index),
         None if negative is None else negative.select(rows.sample_index),
-        rows.guidance_scale,
+        rows.sampling,
     )
 
 

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from unirl.algorithms.base import Policy
 from unirl.algorithms.joining import join_conditioning
-from unirl.core.types import Conditioning, ScoredRollout
+from unirl.core.types import Conditioning, SamplingParams, ScoredRollout
 from unirl.models.base import DiffusionModel
 from unirl.samplers.distinct import distinct, distinct_ids
 from unirl.samplers.gaussian import Gaussian
-from unirl.samplers.guidance import guided_velocity
 from unirl.samplers.kernels import Kernel, make_kernel
 
 
@@ -44,7 +43,7 @@ class TransitionRows:
     conditioning: Conditioning
     """Of the N samples, not the rows."""
     negative_conditioning: Conditioning | None
-    guidance_scale: float
+    sampling: SamplingParams
     kernel: Kernel
 
     def __len__(self) -> int:
@@ -101,13 +100,12 @@ def velocity_of(model: DiffusionModel, rows: TransitionRows) -> Tensor:
     negative = rows.negative_conditioning
     states = distinct_ids(rows.state)
     samples = rows.sample_index[states.first]
-    return guided_velocity(
-        model,
+    return model.guided_velocity(
         rows.latents[states.first],
         rows.sigma[states.first],
         rows.conditioning.select(samples),
         None if negative is None else negative.select(samples),
-        rows.guidance_scale,
+        rows.sampling,
     )[states.kind]
 
 
@@ -149,7 +147,7 @@ def _of_rollout(scored: ScoredRollout) -> TransitionRows:
         state=_states(scored).to(device),
         conditioning=scored.conditioning,
         negative_conditioning=scored.negative_conditioning,
-        guidance_scale=request.sampling.guidance_scale,
+        sampling=request.sampling,
         kernel=make_kernel(request.sampling.kernel, request.sampling.eta, request.sigmas),
     )
 

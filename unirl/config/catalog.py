@@ -8,20 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unirl.config.families import MODELS as MODELS
 from unirl.core.capabilities import AlgorithmCapabilities, EngineCapabilities, SyncCapabilities
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    path: str
-    description: str
-    lora_targets: tuple[str, ...]
-    size_multiple: int
-    """Height and width must be multiples of this."""
-    block_classes: tuple[str, ...]
-    """Class names of the network's blocks, which are sharded and checkpointed one by one."""
-    fixed_size: tuple[int, int] | None = None
-    """(height, width) when the network takes one size only."""
 
 
 @dataclass(frozen=True)
@@ -54,33 +42,6 @@ class SyncEntry:
     description: str
     capabilities: SyncCapabilities
 
-
-MODELS = {
-    "tiny": ModelEntry(
-        "unirl.models.tiny:TinyModel",
-        "1.9 M-parameter text-to-image flow model that ships with unirl (32 x 16 pixels)",
-        lora_targets=("qkv", "proj", "fc1", "fc2"),
-        size_multiple=4,
-        block_classes=("Block",),
-        fixed_size=(16, 32),
-    ),
-    "sd3": ModelEntry(
-        "unirl.models.sd3:StableDiffusion3Model",
-        "Stable Diffusion 3 and 3.5 from a diffusers folder",
-        lora_targets=(
-            "attn.to_q",
-            "attn.to_k",
-            "attn.to_v",
-            "attn.to_out.0",
-            "attn.add_q_proj",
-            "attn.add_k_proj",
-            "attn.add_v_proj",
-            "attn.to_add_out",
-        ),
-        size_multiple=16,
-        block_classes=("JointTransformerBlock",),
-    ),
-}
 
 ENGINES = {
     "trainside": EngineEntry(

@@ -114,6 +114,14 @@ class SamplingConfig(Block):
     """Pixels."""
     width: PositiveCount = 512
     """Pixels."""
+    num_frames: PositiveCount = 1
+    """Frames of a video; 1 for models of images."""
+    decoded_frames: Literal["all", "first"] | PositiveCount = "all"
+    """Frames of a video that become pixels for rewards and grids: all, the first alone (cheap where
+    the decoder can), or every n-th."""
+    low_noise_guidance_scale: float | None = Field(default=None, ge=0)
+    """Guidance of the second expert of a model that has one for low noise (Wan 2.2); null: the
+    same as guidance_scale."""
     kernel: KernelName = "flow"
     """Transition of a stochastic step: Flow-GRPO's, DanceGRPO's, coefficients-preserving,
     FlashGRPO's, or DDIM's with eta (DDPO)."""
@@ -158,6 +166,12 @@ class EvalSamplingConfig(Block):
     """Pixels."""
     width: PositiveCount | None = None
     """Pixels."""
+    num_frames: PositiveCount | None = None
+    """Frames of a video."""
+    decoded_frames: Literal["all", "first"] | PositiveCount | None = None
+    """Frames that become pixels."""
+    low_noise_guidance_scale: float | None = Field(default=None, ge=0)
+    """Of the expert for low noise."""
     kernel: KernelName | None = None
     """Transition of stochastic steps, with eval_eta above 0."""
     solver: SolverName | None = None

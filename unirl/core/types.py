@@ -24,6 +24,8 @@ class PromptRecord:
     text: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What scorers compare with, e.g. {"text": "374", "text_color": "red"}."""
+    images: tuple[str, ...] = ()
+    """Files of the images that the model is given beside the text: what is edited or continued."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ class SamplingParams:
     """Name of the transition kernel, see `samplers.kernels`."""
     solver: str = "euler"
     """Name of the solver of the steps that are not stochastic, see `samplers.solvers`."""
+    num_frames: int = 1
+    """F, of a video."""
+    low_noise_guidance_scale: float | None = None
+    """Guidance below the level at which a model's second expert takes over; None: the same."""
+    decoded_frames: str | int = "all"
+    """Which frames of a video become pixels: `all`, `first`, or every n-th from the first on."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,11 @@ class RolloutRequest:
 
 
 class Conditioning:
-    """Text embeddings of B samples: families make it a frozen dataclass of [B, ...] tensors."""
+    """What a model is told about B samples: a frozen dataclass of [B, ...] tensors per family.
+
+    Tensors of different length in their second dimension are joined by filling up with zeros, so
+    a family whose prompts differ in length keeps a mask beside its embeddings.
+    """
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         changed = {f.name: function(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
@@ -118,9 +130,22 @@ class Conditioning:
         """Concatenate along the batch."""
         import torch
 
+        def joined(tensors: Sequence[Tensor]) -> Tensor:
+            longest = max((tensor.shape[1] for tensor in tensors if tensor.ndim > 1), default=0)
+            return torch.cat([_filled_up(tensor, longest) for tensor in tensors])
+
         names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-        return replace(parts[0], **joined)  # type: ignore[type-var]
+        values = {name: joined([getattr(part, name) for part in parts]) for name in names}
+        return replace(parts[0], **values)  # type: ignore[type-var]
+
+
+def _filled_up(tensor: Tensor, length: int) -> Tensor:
+    """[B, length, ...], zeros behind what was there; [B] stays as it is."""
+    if tensor.ndim < 2 or tensor.shape[1] == length:
+        return tensor
+    filled = tensor.new_zeros((len(tensor), length, *tensor.shape[2:]))
+    filled[:, : tensor.shape[1]] = tensor
+    return filled
 
 
 @dataclass(frozen=True)
@@ -149,9 +174,9 @@ class Rollout:
     trajectory: Trajectory
     conditioning: Conditioning
     negative_conditioning: Conditioning | None
-    """For classifier-free guidance; None when guidance_scale <= 1."""
+    """What guidance leads away from; None where the model's guidance needs none."""
     images: Tensor
-    """[B, 3, H, W] uint8."""
+    """[B, 3, H, W] uint8, of videos [B, F, 3, H, W]."""
     sigmas: tuple[float, ...]
     """The noise levels the engine stepped through, to be held against those asked for."""
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from unirl.core.errors import ModelError
-from unirl.core.types import Conditioning
+from unirl.core.types import Conditioning, PromptRecord, SamplingParams
+from unirl.samplers.guidance import classifier_free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +73,10 @@ class DiffusionModel(ABC):
             module.to("meta")
         return model
 
-    def network_files(self) -> Sequence[Path]:
-        """The safetensors files that hold a skeleton's parameters, under their own names."""
-        return ()
+    def network_files(self) -> Mapping[str, Sequence[Path]]:
+        """The safetensors files that hold a skeleton's parameters, by the prefix that the network
+        puts before the names in them."""
+        return {}
 
     @property
     @abstractmethod
@@ -82,16 +84,36 @@ class DiffusionModel(ABC):
         """The denoising network: the only part that is trained."""
 
     @property
+    def trained_components(self) -> Mapping[str, nn.Module]:
+        """The network, or those it is made of, by their names in a diffusers pipeline; for exports.
+
+        Empty in families that have no pipeline.
+        """
+        return {}
+
+    @property
     @abstractmethod
     def frozen_modules(self) -> Mapping[str, nn.Module]:
         """Text encoders and decoder by name, those that were loaded."""
 
     @abstractmethod
-    def encode(self, texts: Sequence[str]) -> Conditioning:
-        """[len(texts), ...] conditioning; the empty text is the unconditional one."""
+    def encode(self, prompts: Sequence[PromptRecord], sampling: SamplingParams) -> Conditioning:
+        """[len(prompts), ...] all that the network is told: texts, images, embedded guidance."""
 
-    def check_prompts(self, texts: Sequence[str], key: str) -> None:
-        """Raise DataError naming the config key for a text that `encode` would refuse.
+    def encode_negative(
+        self, prompts: Sequence[PromptRecord], sampling: SamplingParams
+    ) -> Conditioning | None:
+        """[len(prompts), ...] what guidance leads away from: the empty text.
+
+        None where guidance needs no second answer of the network.
+        """
+        if sampling.guidance_scale <= 1:
+            return None
+        empty = self.encode([PromptRecord("", "")], sampling)
+        return empty.select(torch.zeros(len(prompts), dtype=torch.int64))
+
+    def check_prompts(self, prompts: Sequence[PromptRecord], key: str) -> None:
+        """Raise DataError naming the config key for a prompt that `encode` would refuse.
 
         Called once with all prompts before a run starts, so it must be cheap; families that take
         any text leave it as it is.
@@ -102,13 +124,29 @@ class DiffusionModel(ABC):
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """[B, *latent] float32 velocity for latents [B, *latent] float32 at sigma [B] float32."""
 
+    def guided_velocity(
+        self,
+        latents: Tensor,
+        sigma: Tensor,
+        conditioning: Conditioning,
+        negative: Conditioning | None,
+        sampling: SamplingParams,
+    ) -> Tensor:
+        """[B, *latent] what sampling follows, from what `encode` and `encode_negative` gave."""
+        scale = sampling.guidance_scale
+        return classifier_free(self.velocity, latents, sigma, conditioning, negative, scale)
+
     @abstractmethod
     def pixels(self, latents: Tensor) -> Tensor:
-        """[B, 3, H, W] float32 images in [0, 1] of clean latents [B, *latent], with gradient."""
+        """[B, 3, H, W] float32 images in [0, 1] of clean latents [B, *latent], with gradient.
+
+        Of videos [B, F, 3, H, W].
+        """
 
     @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """[B, 3, H, W] uint8 images of clean latents [B, *latent]."""
+    def decode(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
+        """[B, 3, H, W] uint8 images of clean latents [B, *latent]; of videos [B, F', 3, H, W], the
+        frames of sampling.decoded_frames."""
         return (self.pixels(latents) * 255).round().to(torch.uint8)
 
     def latents_of(self, images: Tensor) -> Tensor:
@@ -119,13 +157,18 @@ class DiffusionModel(ABC):
         raise ModelError(f"{type(self).__name__} has no way from images to latents")
 
     @abstractmethod
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Shape of one sample's latents, without the batch dimension."""
+    def latent_shape(self, sampling: SamplingParams) -> tuple[int, ...]:
+        """Shape of one sample's latents, without the batch dimension.
+
+        Raises ModelError for a size that the family does not take.
+        """
 
     @abstractmethod
-    def sigmas(self, num_steps: int, height: int, width: int) -> tuple[float, ...]:
-        """num_steps + 1 noise levels from 1 to 0: the schedule this family is deployed with."""
+    def sigmas(self, sampling: SamplingParams) -> tuple[float, ...]:
+        """T + 1 noise levels from 1 to 0: the schedule this family is deployed with."""
 
     @abstractmethod
-    def example_conditioning(self, batch: int, generator: torch.Generator) -> Conditioning:
-        """Random but valid conditioning, made without text encoders; for probes."""
+    def example_conditioning(
+        self, batch: int, sampling: SamplingParams, generator: torch.Generator
+    ) -> Conditioning:
+        """Random but valid conditioning, made without encoders; for probes."""

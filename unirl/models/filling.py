@@ -13,20 +13,25 @@ from unirl.core.errors import ModelError
 
 def fill_from_files(
     parameters: Mapping[str, nn.Parameter],
-    files: Sequence[Path],
+    files: Mapping[str, Sequence[Path]],
     write: Callable[[nn.Parameter, Tensor], None],
 ) -> None:
     """Give each parameter the tensor of its name; `write(parameter, whole tensor on the CPU)`.
+
+    files: by the prefix that the parameters' names have before those in the files.
 
     A layer that an adapter wraps is found under the name it has without one. Raises ModelError
     when a parameter is in no file, in a wrong shape, or there are no files.
     """
     wanted = {name.replace(".base_layer.", "."): p for name, p in parameters.items()}
-    for path in files:
+    located = [(prefix, path) for prefix, paths in files.items() for path in paths]
+    for prefix, path in located:
         with safe_open(path, framework="pt") as file:
-            for name in wanted.keys() & set(file.keys()):
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                if prefix + name not in wanted:
+                    continue
                 tensor = file.get_tensor(name)
-                parameter = wanted.pop(name)
+                parameter = wanted.pop(prefix + name)
                 if tensor.shape != parameter.shape:
                     raise ModelError(
                         f"{path}: {name} is {tuple(tensor.shape)}, the network has "
@@ -34,5 +39,5 @@ def fill_from_files(
                     )
                 write(parameter, tensor)
     if wanted:
-        names = [path.name for path in files]
+        names = [path.name for _, path in located]
         raise ModelError(f"the files {names} lack {len(wanted)} tensors: {sorted(wanted)[:4]}")

@@ -31,8 +31,13 @@ def _diffusers_module(folder: Path, module_class: Any, dtype: torch.dtype) -> nn
     config = module_class.load_config(folder, local_files_only=True)
     with torch.device("meta"):
         module = module_class.from_config(config)
-    kept = set(module_class._keep_in_fp32_modules or ())
-    # As its loader does: what a checkpoint holds is cast, what is computed stays as it is.
+    return cast_as_loaded(module, dtype)
+
+
+def cast_as_loaded(module: Any, dtype: torch.dtype) -> Any:
+    """A diffusers module in the dtypes that `from_pretrained(dtype=...)` gives: what a checkpoint
+    holds is cast but for the modules its class keeps in float32, what is computed stays."""
+    kept = set(module._keep_in_fp32_modules or ())
     for name, tensor in module.state_dict(keep_vars=True).items():
         if tensor.is_floating_point() and kept.isdisjoint(name.split(".")):
             tensor.data = tensor.data.to(dtype)
@@ -48,8 +53,12 @@ def _transformers_module(folder: Path, module_class: Any, dtype: torch.dtype) ->
 class BlankTokenizer:
     """Stands in where there are no tokenizer files: every text is token 0, padded as asked."""
 
-    def __init__(self, model_max_length: int) -> None:
+    def __init__(self, model_max_length: int = 77) -> None:
         self.model_max_length = model_max_length
+
+    def tokenize(self, text: str) -> list[str]:
+        """No words: pipelines look here for names of learned embeddings."""
+        return []
 
     def __call__(
         self, texts: list[str], *, padding: str, max_length: int = 1, **_: Any

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unirl.core.errors import DataError, ModelError
-from unirl.core.types import Conditioning
+from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.memory.movers import own_storages
 from unirl.models.base import DiffusionModel, LoadSettings
 from unirl.models.tiny_dit import TinyDiT, TinyTokenizer, load_tiny_dit, load_tiny_skeleton
@@ -63,8 +63,8 @@ class TinyModel(DiffusionModel):
         network = network.to(settings.network_dtype).eval().requires_grad_(False)
         return cls(path, network, tokenizer, settings.compute_dtype)
 
-    def network_files(self) -> Sequence[Path]:
-        return (self._path,)
+    def network_files(self) -> Mapping[str, Sequence[Path]]:
+        return {"": [self._path]}
 
     @property
     def network(self) -> nn.Module:
@@ -74,12 +74,13 @@ class TinyModel(DiffusionModel):
     def frozen_modules(self) -> Mapping[str, nn.Module]:
         return {}
 
-    def encode(self, texts: Sequence[str]) -> TinyConditioning:
-        return TinyConditioning(self._tokenizer.encode(list(texts)).to(self._device))
+    def encode(self, prompts: Sequence[PromptRecord], sampling: SamplingParams) -> TinyConditioning:
+        texts = [prompt.text for prompt in prompts]
+        return TinyConditioning(self._tokenizer.encode(texts).to(self._device))
 
-    def check_prompts(self, texts: Sequence[str], key: str) -> None:
+    def check_prompts(self, prompts: Sequence[PromptRecord], key: str) -> None:
         try:
-            self._tokenizer.encode(list(texts))
+            self._tokenizer.encode([prompt.text for prompt in prompts])
         except ValueError as error:
             raise DataError(f"{key}: {error}") from error
 
@@ -96,13 +97,16 @@ class TinyModel(DiffusionModel):
     def latents_of(self, images: Tensor) -> Tensor:
         return images.to(self._device).float() / 127.5 - 1
 
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        return (3, height, width)
+    def latent_shape(self, sampling: SamplingParams) -> tuple[int, ...]:
+        return (3, sampling.height, sampling.width)
 
-    def sigmas(self, num_steps: int, height: int, width: int) -> tuple[float, ...]:
+    def sigmas(self, sampling: SamplingParams) -> tuple[float, ...]:
+        num_steps = sampling.num_inference_steps
         return (*(1 - step / num_steps for step in range(num_steps)), 0.0)
 
-    def example_conditioning(self, batch: int, generator: torch.Generator) -> TinyConditioning:
+    def example_conditioning(
+        self, batch: int, sampling: SamplingParams, generator: torch.Generator
+    ) -> TinyConditioning:
         shape = (batch, self._tokenizer.num_tokens)
         vocabulary_size = len(self._tokenizer.vocabulary)
         token_ids = torch.randint(vocabulary_size, shape, generator=generator)

@@ -22,9 +22,6 @@ from unirl.core.errors import ConfigError
 from unirl.models.base import DiffusionModel
 from unirl.models.trainable import load_settings, make_trainable
 
-TRAINABLE = {"StableDiffusion3Pipeline": "sd3"}
-"""Released pipelines that a built-in family trains; the release decides, not model.family."""
-
 
 @dataclass(frozen=True)
 class Blueprint:
@@ -76,9 +73,11 @@ def _shapes(config: RunConfig) -> _Shapes:
 
     folder, source = RELEASES / release, f"published configs of {release}"
     name = published.pipeline_name(folder)
-    if name in TRAINABLE:
+    # The release decides, not model.family.
+    readers = [family for family, entry in catalog.MODELS.items() if name in entry.pipelines]
+    if readers:
         own = config.model.family
-        return _trainable(own if is_own(own) else TRAINABLE[name], folder, source)
+        return _trainable(own if is_own(own) else readers[0], folder, source)
     family = published.published_family(folder)
     model_class = published.PublishedModel
     return _Shapes(folder, source, model_class, family.lora_targets, family.block_classes)

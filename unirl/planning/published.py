@@ -17,26 +17,22 @@ from typing import Any, ClassVar, Self
 import torch
 import torch.nn.functional as F
 from diffusers import (
-    AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
     Flux2Transformer2DModel,
-    FluxTransformer2DModel,
     QwenImageTransformer2DModel,
     WanTransformer3DModel,
 )
 from torch import Tensor, nn
 from transformers import (
-    CLIPTextModel,
     Mistral3ForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
-    T5EncoderModel,
     UMT5EncoderModel,
 )
 
 from unirl.core.errors import ModelError
-from unirl.core.types import Conditioning
+from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.base import DiffusionModel, LoadSettings
 from unirl.models.on_meta import module_on_meta
 
@@ -137,8 +133,10 @@ class PublishedModel(DiffusionModel):
         return {name: module for name, module in self._modules.items() if name != NETWORK}
 
     @torch.no_grad()
-    def encode(self, texts: Sequence[str]) -> PublishedConditioning:
-        return self._family.encode(self._modules, len(texts), self._settings.max_sequence_length)
+    def encode(
+        self, prompts: Sequence[PromptRecord], sampling: SamplingParams
+    ) -> PublishedConditioning:
+        return self._family.encode(self._modules, len(prompts), self._settings.max_sequence_length)
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, PublishedConditioning)
@@ -156,8 +154,9 @@ class PublishedModel(DiffusionModel):
         dtype = next(vae.parameters()).dtype
         return (self._family.decode(vae, latents.to(dtype)).clamp(-1, 1).float() + 1) / 2
 
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, sampling: SamplingParams) -> tuple[int, ...]:
         """Raises ModelError for a size that is no whole number of the network's positions."""
+        height, width = sampling.height, sampling.width
         multiple = self._family.pixels_per_token
         if height % multiple or width % multiple:
             raise ModelError(
@@ -166,11 +165,14 @@ class PublishedModel(DiffusionModel):
             )
         return self._family.latent_shape(height, width)
 
-    def sigmas(self, num_steps: int, height: int, width: int) -> tuple[float, ...]:
+    def sigmas(self, sampling: SamplingParams) -> tuple[float, ...]:
         """Equal steps: a plan asks only how many there are."""
+        num_steps = sampling.num_inference_steps
         return (*(1 - step / num_steps for step in range(num_steps)), 0.0)
 
-    def example_conditioning(self, batch: int, generator: torch.Generator) -> PublishedConditioning:
+    def example_conditioning(
+        self, batch: int, sampling: SamplingParams, generator: torch.Generator
+    ) -> PublishedConditioning:
         length = self._settings.max_sequence_length
         width = self._config.get("joint_attention_dim", self._config.get("text_dim"))
         pooled = self._config.get("pooled_projection_dim", 0)
@@ -178,47 +180,6 @@ class PublishedModel(DiffusionModel):
             torch.randn(batch, length, width, generator=generator),
             torch.randn(batch, pooled, generator=generator),
         )
-
-
-class Flux(PublishedFamily):
-    """FLUX.1: latents of 16 channels at 1/8, packed 2 x 2; CLIP-L pooled, T5 tokens."""
-
-    modules: ClassVar[Mapping[str, Any]] = {
-        NETWORK: FluxTransformer2DModel,
-        DECODER: AutoencoderKL,
-        "text_encoder": CLIPTextModel,
-        "text_encoder_2": T5EncoderModel,
-    }
-    lora_targets = JOINT_ATTENTION
-    block_classes = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
-    pixels_per_token = 16
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        return (16, height // 8, width // 8)
-
-    def encode(self, encoders: Mapping[str, Any], batch: int, length: int) -> PublishedConditioning:
-        pooled = encoders["text_encoder"](_tokens(batch, CLIP_TOKENS)).pooler_output
-        embeds = encoders["text_encoder_2"](_tokens(batch, length))[0]
-        return PublishedConditioning(embeds, pooled)
-
-    def velocity(
-        self, network: Any, latents: Tensor, sigma: Tensor, texts: PublishedConditioning
-    ) -> Tensor:
-        tokens = _packed(latents)
-        return network(
-            hidden_states=tokens,
-            timestep=sigma,
-            guidance=torch.full_like(sigma, DISTILLED_GUIDANCE),
-            pooled_projections=texts.pooled,
-            encoder_hidden_states=texts.prompt_embeds,
-            txt_ids=torch.zeros(texts.prompt_embeds.shape[1], 3),
-            img_ids=torch.zeros(tokens.shape[1], 3),
-            return_dict=False,
-        )[0]
-
-    def decode(self, vae: Any, latents: Tensor) -> Tensor:
-        config = vae.config
-        return vae.decode(latents / config.scaling_factor + config.shift_factor).sample
 
 
 class Flux2(PublishedFamily):
@@ -350,7 +311,6 @@ class Wan(PublishedFamily):
 
 
 FAMILIES: Mapping[str, PublishedFamily] = {
-    "FluxPipeline": Flux(),
     "Flux2Pipeline": Flux2(),
     "QwenImagePipeline": QwenImage(),
     "WanPipeline": Wan(),

@@ -46,7 +46,6 @@ from unirl.planning.blueprint import Blueprint
 from unirl.planning.gpu_autocast import gpu_autocast
 from unirl.planning.live_bytes import LiveBytes
 from unirl.planning.weightless import WeightlessMode, make_weightless
-from unirl.samplers.guidance import guided_velocity
 from unirl.samplers.kernels import make_kernel
 from unirl.train.activation_checkpointing import checkpoint_activations
 from unirl.trainer.requests import RequestFactory
@@ -134,13 +133,13 @@ def _measure(
     requests: Sequence[RolloutRequest],
 ) -> Workspace:
     with torch.no_grad():
-        encode, texts = _encode_peak(model, requests)
+        encode = _encode_peak(model, requests)
         sampled = [
-            _sampling_peaks(model, request, config.rollout.forward_batch_size, texts)
+            _sampling_peaks(model, request, config.rollout.forward_batch_size)
             for request in _of_each_size(requests)
         ]
     denoise, decode, kept = (max(peaks) for peaks in zip(*sampled, strict=True))
-    update = _Update(config, model, requests[0], texts)
+    update = _Update(config, model, requests[0])
     plain, checkpointed = _train_peaks(model, block_classes, update)
     checkpoints = config.backend.activation_checkpointing
     trained_bytes = sum(p.nbytes for p in model.network.parameters() if p.requires_grad)
@@ -169,7 +168,6 @@ class _Update:
         config: RunConfig,
         model: DiffusionModel,
         request: RolloutRequest,
-        texts: Conditioning,
     ) -> None:
         self._algorithm = make_algorithm(config.algorithm, _brightness)
         names = (BASE, *self._algorithm.shadows(), *self._algorithm.teachers())
@@ -178,7 +176,7 @@ class _Update:
         with torch.no_grad():
             # Samples of equal starts share a forward in some micro-batches, but not in all.
             apart = replace(request, initial_noise_keys=request.step_noise_keys)
-            scored = _scored_rollout(model, apart, texts)
+            scored = _scored_rollout(model, apart)
             path = scored.trajectory
             sampled = [getattr(path, f.name) for f in fields(path)]
             with LiveBytes([*sampled, scored.advantages, scored.places]) as live:
@@ -202,18 +200,13 @@ def _brightness(images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
     return images.mean(dim=(1, 2, 3))
 
 
-def _scored_rollout(
-    model: DiffusionModel, request: RolloutRequest, texts: Conditioning
-) -> ScoredRollout:
+def _scored_rollout(model: DiffusionModel, request: RolloutRequest) -> ScoredRollout:
     count = len(request)
-    samples = torch.zeros(count, dtype=torch.long)
     scores, trained = torch.zeros(count), torch.ones(count, dtype=torch.bool)
-    negative = texts.select(samples) if request.sampling.guidance_scale > 1 else None
     return ScoredRollout(
         request,
         _trajectory(model, request),
-        texts.select(samples),
-        negative,
+        *_told(model, request, count),
         torch.arange(count),
         Rewards(scores, {}, trained),
         scores,
@@ -222,7 +215,7 @@ def _scored_rollout(
 
 
 def _trajectory(model: DiffusionModel, request: RolloutRequest) -> Trajectory:
-    count, shape = len(request), _latent_shape(model, request)
+    count, shape = len(request), model.latent_shape(request.sampling)
     recorded = (count, request.num_sde_steps, *shape)
     return Trajectory(
         latents=torch.zeros(recorded),
@@ -250,35 +243,25 @@ def _train_peaks(
     return plain, checkpointed
 
 
-def _velocity(
-    model: DiffusionModel,
-    request: RolloutRequest,
-    latents: Tensor,
-    sigma: Tensor,
-    texts: Conditioning,
-    index: Tensor,
-) -> Tensor:
-    """Guided as in sampling, which picks the distinct rows and spreads the answers."""
-    guidance = request.sampling.guidance_scale
-    return guided_velocity(
-        model,
-        latents[index],
-        sigma[index],
-        texts.select(index),
-        texts.select(index) if guidance > 1 else None,
-        guidance,
-    )[index]
+def _told(
+    model: DiffusionModel, request: RolloutRequest, count: int
+) -> tuple[Conditioning, Conditioning | None]:
+    """What the network is told about `count` samples of the request's first prompt, and what
+    guidance leads away from."""
+    prompts, samples = request.prompts.records[:1], torch.zeros(count, dtype=torch.long)
+    conditioning = model.encode(prompts, request.sampling)
+    negative = model.encode_negative(prompts, request.sampling)
+    return conditioning.select(samples), None if negative is None else negative.select(samples)
 
 
 # --- sampling -----------------------------------------------------------------------------------
 
 
-def _encode_peak(
-    model: DiffusionModel, requests: Sequence[RolloutRequest]
-) -> tuple[int, Conditioning]:
-    """On the request with the most prompts; and what the encoders said."""
-    texts = max((request.prompts.texts for request in requests), key=len)
-    return _measured(model, lambda: model.encode(texts))
+def _encode_peak(model: DiffusionModel, requests: Sequence[RolloutRequest]) -> int:
+    """On the request with the most prompts."""
+    most = max(requests, key=lambda request: len(request.prompts))
+    peak, _ = _measured(model, lambda: model.encode(most.prompts.records, most.sampling))
+    return peak
 
 
 def _of_each_size(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
@@ -286,49 +269,61 @@ def _of_each_size(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
     largest = {}
     for request in sorted(requests, key=len):
         sampling = request.sampling
-        largest[sampling.height, sampling.width, sampling.guidance_scale > 1] = request
+        size = sampling.height, sampling.width, sampling.num_frames
+        largest[size, sampling.guidance_scale > 1] = request
     return list(largest.values())
 
 
 def _sampling_peaks(
-    model: DiffusionModel, request: RolloutRequest, forward_batch_size: int, texts: Conditioning
+    model: DiffusionModel, request: RolloutRequest, forward_batch_size: int
 ) -> tuple[int, int, int]:
     """(denoising step, decoder, rollout result)."""
     batch = min(forward_batch_size or len(request), len(request))
-    latents = torch.zeros(batch, *_latent_shape(model, request))
-    denoise, _ = _measured(model, lambda: _denoise(model, request, batch, texts))
-    decode, _ = _measured(model, lambda: model.decode(latents))
-    samples = torch.zeros(len(request), dtype=torch.long)
-    kept, _ = _measured(model, lambda: _rollout(model, request, texts, samples))
+    latents = torch.zeros(batch, *model.latent_shape(request.sampling))
+    told = _told(model, request, 1)
+    denoise, _ = _measured(model, lambda: _denoise(model, request, batch, *told))
+    decode, _ = _measured(model, lambda: model.decode(latents, request.sampling))
+    kept, _ = _measured(model, lambda: _rollout(model, request, *told))
     return denoise, decode, kept
 
 
 def _denoise(
-    model: DiffusionModel, request: RolloutRequest, batch: int, texts: Conditioning
+    model: DiffusionModel,
+    request: RolloutRequest,
+    batch: int,
+    conditioning: Conditioning,
+    negative: Conditioning | None,
 ) -> Tensor:
-    """One stochastic step of sampling, with its log-prob."""
-    latents = torch.zeros(batch, *_latent_shape(model, request))
+    """One stochastic step of sampling, with its log-prob. Picks distinct rows and spreads the
+    answers, as sampling does."""
+    latents = torch.zeros(batch, *model.latent_shape(request.sampling))
     sigma, sigma_next = (torch.full((batch,), s) for s in request.sigmas[1:3])
     index = torch.zeros(batch, dtype=torch.long)
-    velocity = _velocity(model, request, latents, sigma, texts, index)
+    velocity = model.guided_velocity(
+        latents[index],
+        sigma[index],
+        conditioning.select(index),
+        None if negative is None else negative.select(index),
+        request.sampling,
+    )[index]
     kernel = make_kernel(request.sampling.kernel, request.sampling.eta, request.sigmas)
     gaussian = kernel.transition(latents, velocity, sigma, sigma_next)
     return gaussian.log_prob(gaussian.sample(torch.zeros_like(latents)))
 
 
 def _rollout(
-    model: DiffusionModel, request: RolloutRequest, texts: Conditioning, samples: Tensor
+    model: DiffusionModel,
+    request: RolloutRequest,
+    conditioning: Conditioning,
+    negative: Conditioning | None,
 ) -> tuple[object, ...]:
     """What an engine returns, but for the images, which are on the host."""
+    samples = torch.zeros(len(request), dtype=torch.long)
     return (
-        texts.select(samples),
-        texts.select(samples) if request.sampling.guidance_scale > 1 else None,
+        conditioning.select(samples),
+        None if negative is None else negative.select(samples),
         _trajectory(model, request),
     )
-
-
-def _latent_shape(model: DiffusionModel, request: RolloutRequest) -> tuple[int, ...]:
-    return model.latent_shape(request.sampling.height, request.sampling.width)
 
 
 def _measured(model: DiffusionModel, function: Callable[[], T]) -> tuple[int, T]:

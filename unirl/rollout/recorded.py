@@ -68,15 +68,14 @@ class RecordedEngine(RolloutEngine):
         per_sample = torch.arange(len(request.prompts)).repeat_interleave(
             request.samples_per_prompt
         )
-        negative = None
-        if request.sampling.guidance_scale > 1:
-            negative = self._model.encode([""]).select(torch.zeros_like(per_sample))
+        records, sampling = request.prompts.records, request.sampling
+        negative = self._model.encode_negative(records, sampling)
         parts = images.split(self._batch_size or len(images))
         return Rollout(
             request,
             without_steps(torch.cat([self._model.latents_of(part) for part in parts])),
-            self._model.encode(request.prompts.texts).select(per_sample),
-            negative,
+            self._model.encode(records, sampling).select(per_sample),
+            None if negative is None else negative.select(per_sample),
             images,
             request.sigmas,
         )

@@ -10,7 +10,6 @@ from unirl.core.types import Conditioning, Rollout, RolloutRequest, Trajectory
 from unirl.models.base import DiffusionModel
 from unirl.samplers.denoise import sample_trajectory
 from unirl.samplers.distinct import distinct
-from unirl.samplers.guidance import guided_velocity
 from unirl.samplers.kernels import make_kernel
 from unirl.samplers.noise import keyed_noise
 from unirl.samplers.parametrisation import start_scale
@@ -26,15 +25,15 @@ def sample_with_model(
     Batches do not change the samples' noise, which is keyed per sample.
     """
     per_sample = torch.arange(len(request.prompts)).repeat_interleave(request.samples_per_prompt)
-    conditioning = model.encode(request.prompts.texts).select(per_sample)
-    negative = None
-    if request.sampling.guidance_scale > 1:
-        negative = model.encode([""]).select(torch.zeros_like(per_sample))
+    records, sampling = request.prompts.records, request.sampling
+    conditioning = model.encode(records, sampling).select(per_sample)
+    negative = model.encode_negative(records, sampling)
+    negative = None if negative is None else negative.select(per_sample)
     trajectories, images = [], []
     for rows in torch.arange(len(request)).split(forward_batch_size or len(request)):
         trajectory = _denoise(model, request, rows, conditioning, negative, device)
         trajectories.append(trajectory)
-        images.append(model.decode(trajectory.final_latents).cpu())
+        images.append(model.decode(trajectory.final_latents, sampling).cpu())
     return Rollout(
         request,
         concatenate(trajectories),
@@ -54,19 +53,18 @@ def _denoise(
     device: torch.device,
 ) -> Trajectory:
     sampling = request.sampling
-    shape = model.latent_shape(sampling.height, sampling.width)
+    shape = model.latent_shape(sampling)
     step_keys = [request.step_noise_keys[row] for row in rows.tolist()]
     initial_keys = [request.initial_noise_keys[row] for row in rows.tolist()]
 
     def velocity(latents: torch.Tensor, sigma: torch.Tensor, step: int) -> torch.Tensor:
         asked = distinct(_state_names(request, rows.tolist(), step))
-        kinds = guided_velocity(
-            model,
+        kinds = model.guided_velocity(
             latents[asked.first.to(device)],
             sigma[asked.first.to(device)],
             conditioning.select(rows[asked.first]),
             None if negative is None else negative.select(rows[asked.first]),
-            sampling.guidance_scale,
+            sampling,
         )
         return kinds[asked.kind.to(device)]
 

@@ -37,6 +37,7 @@ from unirl.runtime.training_model import build_model, build_training_model
 from unirl.train.backend import TrainBackend
 from unirl.train.stack import TrainStack
 from unirl.train.teachers import read_teacher
+from unirl.trainer.requests import training_params
 from unirl.weight_sync.base import SharedWeights, WeightSync
 
 
@@ -169,8 +170,8 @@ def _build_second_stack(
 
 
 def _check_prompts(model: DiffusionModel, prompts: Prompts) -> None:
-    model.check_prompts([record.text for record in prompts.train], "data.train")
-    model.check_prompts([record.text for record in prompts.evaluation], "data.eval")
+    model.check_prompts(prompts.train, "data.train")
+    model.check_prompts(prompts.evaluation, "data.eval")
 
 
 def build_stack(
@@ -192,7 +193,7 @@ def build_stack(
         algorithm,
         config.stack,
         total_steps=windows * config.stack.num_updates_per_batch,
-        latent_shape=model.latent_shape(config.sampling.height, config.sampling.width),
+        sampling=training_params(config),
         seed=config.seed,
         device=device,
         ranks=ranks,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from unirl.core.types import Conditioning
 
+Velocity = Callable[[Tensor, Tensor, Conditioning], Tensor]
+"""(latents [B, *latent], sigma [B], conditioning of B) -> velocity [B, *latent]."""
 
-class VelocityModel(Protocol):
-    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor: ...
 
-
-def guided_velocity(
-    model: VelocityModel,
+def classifier_free(
+    velocity: Velocity,
     latents: Tensor,
     sigma: Tensor,
     conditioning: Conditioning,
@@ -24,12 +23,12 @@ def guided_velocity(
 ) -> Tensor:
     """[B, *latent] v_uncond + scale (v_cond - v_uncond) (arXiv:2207.12598).
 
-    negative=None means no guidance. Both halves run in one batch, unconditional first, as in the
+    negative=None means no guidance. Both halves run in one batch, unconditional first, as in most
     diffusers pipelines: two batches of half the size would round differently.
     """
     if negative is None:
-        return model.velocity(latents, sigma, conditioning)
+        return velocity(latents, sigma, conditioning)
     both = type(conditioning).cat([negative, conditioning])
-    pair = model.velocity(torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
+    pair = velocity(torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
     unconditional, conditional = pair.chunk(2)
     return unconditional + scale * (conditional - unconditional)

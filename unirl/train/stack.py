@@ -21,7 +21,7 @@ from unirl.algorithms.base import BASE, Algorithm, Policy, RowLosses, Rows
 from unirl.config.schema import StackConfig
 from unirl.core.components import Movable
 from unirl.core.errors import ModelError, TrainingError
-from unirl.core.types import ScoredRollout, UpdateStats
+from unirl.core.types import SamplingParams, ScoredRollout, UpdateStats
 from unirl.distributed.ranks import Ranks
 from unirl.memory.hostmem import HostArena
 from unirl.memory.movers import RoleWeights
@@ -74,7 +74,7 @@ class TrainStack:
         algorithm: Algorithm[Any, Any],
         config: StackConfig,
         total_steps: int,
-        latent_shape: tuple[int, ...],
+        sampling: SamplingParams,
         seed: int,
         device: torch.device,
         ranks: Ranks,
@@ -96,7 +96,7 @@ class TrainStack:
         self._algorithm = algorithm
         self._config = config
         self._total_steps = total_steps
-        self._latent_shape = latent_shape
+        self._sampling = sampling
         self._seed = seed
         self._device = device
         # Kept: while a sharded network is gathered, it has other parameters under these names.
@@ -365,9 +365,10 @@ class TrainStack:
 
     def _make_probe(self) -> Probe:
         generator = torch.Generator().manual_seed(seed_of("weight-sync-probe"))
-        latents = torch.randn(1, *self._latent_shape, generator=generator)
+        shape = self.model.latent_shape(self._sampling)
+        latents = torch.randn(1, *shape, generator=generator)
         sigma = torch.tensor([0.7])
-        conditioning = self.model.example_conditioning(1, generator)
+        conditioning = self.model.example_conditioning(1, self._sampling, generator)
         inputs = (latents.to(self._device), sigma.to(self._device), conditioning)
         with self.sampling_weights():
             velocity = self.model.velocity(*inputs).cpu()

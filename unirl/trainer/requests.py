@@ -20,7 +20,7 @@ class RequestFactory:
     ) -> None:
         self._config = config
         self._algorithm = algorithm
-        self._train = _training_params(config)
+        self._train = training_params(config)
         self._eval = evaluation_params(config)
         self._train_sigmas = _sigmas(model, config.sampling, self._train)
         self._eval_sigmas = _sigmas(model, evaluation_sampling(config), self._eval)
@@ -104,7 +104,8 @@ class RequestFactory:
         )
 
 
-def _training_params(config: RunConfig) -> SamplingParams:
+def training_params(config: RunConfig) -> SamplingParams:
+    """How samples are drawn in a rollout."""
     sampling = config.sampling
     return SamplingParams(
         num_inference_steps=sampling.num_inference_steps,
@@ -114,6 +115,9 @@ def _training_params(config: RunConfig) -> SamplingParams:
         eta=sampling.eta,
         kernel=sampling.kernel,
         solver=sampling.solver,
+        num_frames=sampling.num_frames,
+        low_noise_guidance_scale=sampling.low_noise_guidance_scale,
+        decoded_frames=sampling.decoded_frames,
     )
 
 
@@ -125,12 +129,12 @@ def evaluation_sampling(config: RunConfig) -> SamplingConfig:
 
 def evaluation_params(config: RunConfig) -> SamplingParams:
     """How images are sampled at evaluation."""
-    return _training_params(config.model_copy(update={"sampling": evaluation_sampling(config)}))
+    return training_params(config.model_copy(update={"sampling": evaluation_sampling(config)}))
 
 
 def _sigmas(
     model: DiffusionModel, sampling: SamplingConfig, params: SamplingParams
 ) -> tuple[float, ...]:
     if sampling.sigma_schedule == "model":
-        return model.sigmas(params.num_inference_steps, params.height, params.width)
+        return model.sigmas(params)
     return custom_sigmas(sampling.sigma_schedule, params.num_inference_steps, sampling.shift)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from builders import sampling_params
 from golden_inputs import golden, golden_tensors
 from torch import Tensor, nn
 
@@ -99,6 +100,6 @@ def rows_of(**fields: Any) -> TransitionRows:
         state=torch.arange(count),
         conditioning=Nothing(torch.zeros(count, 1)),
         negative_conditioning=None,
-        guidance_scale=1.0,
+        sampling=sampling_params(),
         **fields,
     )

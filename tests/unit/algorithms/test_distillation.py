@@ -12,13 +12,13 @@ import pytest
 import torch
 from builders import (
     CPU,
-    LATENT_SHAPE,
     host_arena,
     randomize_adapter,
     records,
     rollout_request,
     run_config,
     sample,
+    sampling_params,
     scored,
     tiny_model,
 )
@@ -143,7 +143,7 @@ def test_the_gradient_is_the_slope_through_both_guidance_branches(
         state=torch.arange(4),
         conditioning=vectors(2),
         negative_conditioning=vectors(2, seed=8) if guidance_scale > 1 else None,
-        guidance_scale=guidance_scale,
+        sampling=sampling_params(guidance_scale=guidance_scale),
         kernel=make_kernel("flow", 0.7, sigmas),
     )
     policy = Policy(cast(DiffusionModel, model), {}, progress=0.0)
@@ -301,7 +301,7 @@ def student_stack(model: TinyModel, files: Mapping[str, Path], **keys: Any) -> T
         algorithm,
         config.stack,
         20,
-        LATENT_SHAPE,
+        sampling_params(),
         config.seed,
         CPU,
         OneRank(),

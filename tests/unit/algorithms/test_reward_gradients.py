@@ -14,10 +14,12 @@ from builders import (
     LATENT_SHAPE,
     host_arena,
     policy,
+    prompts,
     randomize_adapter,
     rollout_request,
     run_config,
     sample,
+    sampling_params,
     scored,
     tiny_model,
 )
@@ -76,7 +78,7 @@ def smooth_rows(num_steps: int, guidance_scale: float) -> KeptRows:
         records=RECORDS,
         conditioning=vectors(3),
         negative_conditioning=vectors(3, seed=8) if guidance_scale > 1 else None,
-        guidance_scale=guidance_scale,
+        sampling=sampling_params(guidance_scale=guidance_scale),
     )
 
 
@@ -143,8 +145,8 @@ def test_refl_has_the_slope_of_the_reward_through_its_step_decoder_and_guidance(
 def chain(model: TinyModel, request: RolloutRequest, num_last: int) -> Tensor:
     """The whole rollout written out, cut off before its last steps."""
     latents = keyed_noise(request.initial_noise_keys, LATENT_SHAPE)
-    texts = [record.text for record in request.sample_records]
-    conditioning, empty = model.encode(texts), model.encode([""] * len(texts))
+    conditioning = model.encode(request.sample_records, request.sampling)
+    empty = model.encode(prompts(*[""] * len(request)), request.sampling)
     for step in range(STEPS):
         if step == STEPS - num_last:
             latents = latents.detach()
@@ -399,7 +401,7 @@ def train(path: str, num_windows: int, **keys: Any) -> list[float]:
         algorithm,
         config.stack,
         num_windows,
-        LATENT_SHAPE,
+        sampling_params(),
         config.seed,
         CPU,
         OneRank(),

@@ -8,12 +8,12 @@ import pytest
 import torch
 from builders import (
     CPU,
-    LATENT_SHAPE,
     host_arena,
     rollout_request,
     run_config,
     same_bits,
     sample,
+    sampling_params,
     scored,
     tiny_model,
     train_stack,
@@ -213,7 +213,7 @@ def stack_on(host: HostArena, model: TinyModel) -> TrainStack:
         algorithm,
         config.stack,
         total_steps=10,
-        latent_shape=LATENT_SHAPE,
+        sampling=sampling_params(),
         seed=config.seed,
         device=CPU,
         ranks=OneRank(),

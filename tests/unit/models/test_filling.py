@@ -27,7 +27,7 @@ def filled(wanted: Mapping[str, nn.Parameter], *files: Path) -> dict[str, Tensor
         assert names[id(parameter)] not in given
         given[names[id(parameter)]] = whole
 
-    fill_from_files(wanted, files, write)
+    fill_from_files(wanted, {"": files}, write)
     return given
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from builders import rollout_request, sample, tiny_model
+from builders import prompts, rollout_request, sample, sampling_params, tiny_model
 
 from unirl.models.forward_count import ForwardCount
 from unirl.trainer.clock import NoMeter, PhaseClock
@@ -21,7 +21,7 @@ def test_samples_count_and_guidance_counts_twice() -> None:
 def test_a_forward_with_gradients_is_a_backward_too() -> None:
     model = tiny_model()
     count = ForwardCount([model.network])
-    conditioning = model.encode(["red cat"] * 3)
+    conditioning = model.encode(prompts(*["red cat"] * 3), sampling_params())
     model.velocity(torch.zeros(3, 3, 8, 8), torch.full((3,), 0.5), conditioning)
     assert count.totals() == {"denoiser_forwards": 3, "denoiser_backwards": 3}
 

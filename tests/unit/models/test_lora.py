@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import LATENT_SHAPE, randomize_adapter, same_bits, tiny_model
+from builders import (
+    LATENT_SHAPE,
+    prompts,
+    randomize_adapter,
+    same_bits,
+    sampling_params,
+    tiny_model,
+)
 from torch import Tensor, nn
 
 from unirl.core.errors import ModelError
@@ -15,7 +22,11 @@ from unirl.models.tiny import TinyModel
 def velocity(model: TinyModel) -> Tensor:
     latents = torch.randn(2, *LATENT_SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return model.velocity(latents, torch.tensor([0.9, 0.3]), model.encode(["red cat", ""]))
+        return model.velocity(
+            latents,
+            torch.tensor([0.9, 0.3]),
+            model.encode(prompts("red cat", ""), sampling_params()),
+        )
 
 
 def test_a_fresh_adapter_does_not_change_the_output_and_a_trained_one_does():

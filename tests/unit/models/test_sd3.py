@@ -6,31 +6,35 @@ import json
 import shutil
 import socket
 from collections.abc import Callable
-from itertools import chain, pairwise
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from builders import prompts, sampling_params
 from diffusers import StableDiffusion3Pipeline
-from fixtures_sd3 import build_tiny_sd3
+from families.sd3 import build_tiny_sd3
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from unirl.config.catalog import MODELS
 from unirl.core.errors import ModelError
+from unirl.core.types import SamplingParams
 from unirl.models.base import LoadSettings
 from unirl.models.sd3 import Sd3Conditioning, StableDiffusion3Model
-from unirl.samplers.denoise import sample_trajectory
-from unirl.samplers.guidance import guided_velocity
-from unirl.samplers.kernels import make_kernel
-from unirl.samplers.solvers import make_solver
 
 HEIGHT, WIDTH = 32, 64
 NUM_STEPS = 5
 MAX_SEQUENCE_LENGTH = 24
 TEXTS = ["a sign that says 374", "THE number 9, in red"]
+PROMPTS = prompts(*TEXTS)
+SAMPLING = sampling_params(num_steps=NUM_STEPS, height=HEIGHT, width=WIDTH, eta=0.0)
+
+
+def sized(num_steps: int, height: int, width: int) -> SamplingParams:
+    return sampling_params(num_steps=num_steps, height=height, width=width)
+
 
 # What StableDiffusion3Pipeline's scheduler gives for 10 steps at shift 3 (public code that calls
 # set_timesteps(10) has the same numbers).
@@ -85,27 +89,6 @@ def load(
     return StableDiffusion3Model.load(folder, settings)
 
 
-def test_a_skeleton_is_the_loaded_network_without_values(folder: Path, recwarn) -> None:
-    whole = load(folder, frozen_dtype=torch.bfloat16, compute_dtype=torch.bfloat16)
-    settings = LoadSettings(
-        frozen_dtype=torch.bfloat16,
-        compute_dtype=torch.bfloat16,
-        max_sequence_length=MAX_SEQUENCE_LENGTH,
-        with_encoders=False,
-    )
-    skeleton = StableDiffusion3Model.load_skeleton(folder, settings)
-    assert not recwarn.list
-    assert skeleton.network_files() == [folder / "transformer/diffusion_pytorch_model.safetensors"]
-    expected = dict(whole.network.named_parameters())
-    found = dict(skeleton.network.named_parameters())
-    assert found.keys() == expected.keys()
-    for name, parameter in found.items():
-        assert parameter.is_meta
-        assert (parameter.shape, parameter.dtype) == (expected[name].shape, expected[name].dtype)
-    for name, buffer in skeleton.network.named_buffers():
-        torch.testing.assert_close(buffer, whole.network.get_buffer(name))
-
-
 def load_pipeline(folder: Path, **components: None) -> Any:
     """Any: the annotations of diffusers are narrower than what it takes."""
     pipeline = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, **components)
@@ -115,78 +98,15 @@ def load_pipeline(folder: Path, **components: None) -> Any:
 
 def start_noise(model: StableDiffusion3Model) -> Tensor:
     generator = torch.Generator().manual_seed(7)
-    return torch.randn(len(TEXTS), *model.latent_shape(HEIGHT, WIDTH), generator=generator)
-
-
-def sample_ode(
-    model: StableDiffusion3Model, texts: list[str], guidance_scale: float, noise: Tensor
-) -> Tensor:
-    """Clean latents of our own loop with every step an ODE step."""
-    conditioning = model.encode(texts)
-    negative = model.encode([""] * len(texts)) if guidance_scale > 1 else None
-    sigmas = model.sigmas(NUM_STEPS, HEIGHT, WIDTH)
-    trajectory = sample_trajectory(
-        lambda latents, sigma, step: guided_velocity(
-            model, latents, sigma, conditioning, negative, guidance_scale
-        ),
-        noise,
-        sigmas,
-        make_kernel("flow", eta=0.0, sigmas=sigmas),
-        make_solver("euler", sigmas),
-        sde_steps=((),) * len(noise),
-        step_noise=lambda step: torch.zeros_like(noise),
-    )
-    return trajectory.final_latents
-
-
-def run_pipeline(pipeline: Any, guidance_scale: float, noise: Tensor, output_type: str) -> Any:
-    return pipeline(
-        prompt=TEXTS,
-        height=HEIGHT,
-        width=WIDTH,
-        num_inference_steps=NUM_STEPS,
-        guidance_scale=guidance_scale,
-        latents=noise,
-        max_sequence_length=MAX_SEQUENCE_LENGTH,
-        output_type=output_type,
-    ).images
-
-
-@pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
-def test_ode_sampling_equals_the_pipelines_own_call(
-    model: StableDiffusion3Model, pipeline: Any, guidance_scale: float
-) -> None:
-    noise = start_noise(model)
-    ours = sample_ode(model, TEXTS, guidance_scale, noise)
-    theirs = run_pipeline(pipeline, guidance_scale, noise, "latent")
-    # Same operations in the same order on values of size 1. Only the alignment of the weights in
-    # memory differs (diffusers maps the file, we copy), which can change the last bit of a product.
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-
-    swapped = sample_ode(model, TEXTS[::-1], guidance_scale, noise)
-    assert (swapped - theirs).abs().max() > 1e-2, "the tiny network must listen to its prompt"
-
-
-@pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
-def test_images_equal_the_pipelines_pil_images(
-    model: StableDiffusion3Model, pipeline: Any, guidance_scale: float
-) -> None:
-    noise = start_noise(model)
-    ours = model.decode(sample_ode(model, TEXTS, guidance_scale, noise))
-    theirs = np.stack([np.asarray(i) for i in run_pipeline(pipeline, guidance_scale, noise, "pil")])
-    assert ours.dtype == torch.uint8
-    assert ours.shape == (len(TEXTS), 3, HEIGHT, WIDTH)
-    difference = np.abs(ours.permute(0, 2, 3, 1).numpy().astype(int) - theirs.astype(int))
-    # A value on the edge between two grey levels may fall to either side, for the reason above.
-    assert difference.max() <= 1
-    assert (difference > 0).mean() < 1e-3
-    assert theirs.std() > 10, "a flat image would prove nothing"
+    return torch.randn(len(TEXTS), *model.latent_shape(SAMPLING), generator=generator)
 
 
 def test_sigmas_are_the_golden_numbers_of_the_deployed_schedule(
     model: StableDiffusion3Model,
 ) -> None:
-    assert model.sigmas(10, HEIGHT, WIDTH) == pytest.approx(SIGMAS_10_STEPS_SHIFT_3, abs=1e-7)
+    assert model.sigmas(replace(SAMPLING, num_inference_steps=10)) == pytest.approx(
+        SIGMAS_10_STEPS_SHIFT_3, abs=1e-7
+    )
 
 
 @pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (128, 128)])
@@ -203,12 +123,12 @@ def test_sigmas_are_those_the_pipeline_leaves_in_its_scheduler(
         max_sequence_length=MAX_SEQUENCE_LENGTH,
     )  # fmt: skip
     theirs = pipeline.scheduler.sigmas.tolist()
-    assert load(folder, with_encoders=False).sigmas(3, *size) == tuple(theirs)
+    assert load(folder, with_encoders=False).sigmas(sized(3, *size)) == tuple(theirs)
 
 
 def test_dynamic_shifting_gives_larger_images_noisier_steps(tmp_path: Path) -> None:
     model = load(build_tiny_sd3(tmp_path / "sd3", use_dynamic_shifting=True), with_encoders=False)
-    small, large = model.sigmas(4, 16, 16), model.sigmas(4, 128, 128)
+    small, large = model.sigmas(sized(4, 16, 16)), model.sigmas(sized(4, 128, 128))
     assert all(a < b for a, b in zip(small[1:-1], large[1:-1], strict=True))
 
 
@@ -216,7 +136,7 @@ def test_dynamic_shifting_gives_larger_images_noisier_steps(tmp_path: Path) -> N
 def test_sigmas_fall_from_exactly_one_to_exactly_zero(tmp_path: Path, shift: float) -> None:
     """The first two shifts give 1 - 6e-8 and 1 + 1e-7 in the scheduler's float32."""
     model = load(build_tiny_sd3(tmp_path / "sd3", shift=shift), with_encoders=False)
-    sigmas = model.sigmas(10, HEIGHT, WIDTH)
+    sigmas = model.sigmas(replace(SAMPLING, num_inference_steps=10))
     assert len(sigmas) == 11
     assert sigmas[0] == 1.0
     assert sigmas[-1] == 0.0
@@ -226,7 +146,7 @@ def test_sigmas_fall_from_exactly_one_to_exactly_zero(tmp_path: Path, shift: flo
 def test_encoding_equals_the_pipelines_encode_prompt(
     model: StableDiffusion3Model, pipeline: Any
 ) -> None:
-    ours, ours_empty = model.encode(TEXTS), model.encode([""] * len(TEXTS))
+    ours, ours_empty = model.encode(PROMPTS, SAMPLING), model.encode(prompts("", ""), SAMPLING)
     with torch.no_grad():
         embeds, negative, pooled, negative_pooled = pipeline.encode_prompt(
             TEXTS,
@@ -250,7 +170,7 @@ def test_encoding_equals_the_pipelines_encode_prompt(
 def test_a_folder_without_t5_encodes_like_the_pipeline_without_t5(folder_without_t5: Path) -> None:
     model = load(folder_without_t5)
     pipeline = load_pipeline(folder_without_t5, text_encoder_3=None, tokenizer_3=None)
-    ours = model.encode(TEXTS)
+    ours = model.encode(PROMPTS, SAMPLING)
     with torch.no_grad():
         embeds, _, pooled, _ = pipeline.encode_prompt(
             TEXTS,
@@ -265,61 +185,37 @@ def test_a_folder_without_t5_encodes_like_the_pipeline_without_t5(folder_without
 
 
 def test_conditioning_of_a_batch_is_the_rows_of_its_prompts(model: StableDiffusion3Model) -> None:
-    rows = model.encode(TEXTS).select(torch.tensor([0, 0, 1]))
-    parts = Sd3Conditioning.cat([model.encode([TEXTS[i]]) for i in (0, 0, 1)])
+    rows = model.encode(PROMPTS, SAMPLING).select(torch.tensor([0, 0, 1]))
+    parts = Sd3Conditioning.cat([model.encode([PROMPTS[i]], SAMPLING) for i in (0, 0, 1)])
     torch.testing.assert_close(rows.prompt_embeds, parts.prompt_embeds, rtol=0, atol=1e-5)
     torch.testing.assert_close(rows.pooled, parts.pooled, rtol=0, atol=1e-5)
-
-
-def test_without_encoders_only_the_network_is_loaded(
-    folder: Path, model: StableDiffusion3Model
-) -> None:
-    bare = load(folder, with_encoders=False)
-    assert dict(bare.frozen_modules) == {}
-    assert bare.latent_shape(HEIGHT, WIDTH) == model.latent_shape(HEIGHT, WIDTH) == (16, 4, 8)
-    noise, sigma = start_noise(model), torch.tensor([1.0, 0.5])
-    conditioning = model.example_conditioning(2, torch.Generator().manual_seed(0))
-    assert torch.equal(
-        bare.velocity(noise, sigma, conditioning), model.velocity(noise, sigma, conditioning)
-    )
-    with pytest.raises(ModelError, match="without text encoders"):
-        bare.encode(TEXTS)
 
 
 def test_example_conditioning_has_the_shapes_of_an_encoded_prompt(
     model: StableDiffusion3Model,
 ) -> None:
-    example = model.example_conditioning(2, torch.Generator().manual_seed(0))
-    encoded = model.encode(TEXTS)
+    example = model.example_conditioning(2, SAMPLING, torch.Generator().manual_seed(0))
+    encoded = model.encode(PROMPTS, SAMPLING)
     assert example.prompt_embeds.shape == encoded.prompt_embeds.shape
     assert example.pooled.shape == encoded.pooled.shape
 
 
 def test_each_sample_of_a_batch_has_its_own_sigma(model: StableDiffusion3Model) -> None:
-    noise, sigma, conditioning = start_noise(model), torch.tensor([0.9, 0.1]), model.encode(TEXTS)
+    noise, sigma, conditioning = (
+        start_noise(model),
+        torch.tensor([0.9, 0.1]),
+        model.encode(PROMPTS, SAMPLING),
+    )
     both = model.velocity(noise, sigma, conditioning)
     second = torch.tensor([1])
     alone = model.velocity(noise[second], sigma[second], conditioning.select(second))
     torch.testing.assert_close(both[second], alone, rtol=0, atol=1e-5)
 
 
-def test_every_tensor_owns_memory_that_can_be_released(model: StableDiffusion3Model) -> None:
-    """Parking resizes storages to 0; a view of a mapped file, or of another tensor, cannot be."""
-    modules = [model.network, *model.frozen_modules.values()]
-    owners: dict[int, Tensor] = {}
-    for tensor in chain.from_iterable(chain(m.parameters(), m.buffers()) for m in modules):
-        storage = tensor.untyped_storage()
-        assert storage.resizable()
-        assert tensor.storage_offset() == 0
-        assert storage.nbytes() == tensor.numel() * tensor.element_size()
-        assert storage.data_ptr() not in owners, "two tensors share a storage"
-        owners[storage.data_ptr()] = tensor
-
-
 def test_a_released_network_computes_the_same_once_it_is_refilled(folder: Path) -> None:
     model = load(folder, with_encoders=False)
-    conditioning = model.example_conditioning(1, torch.Generator().manual_seed(0))
-    noise, sigma = torch.ones(1, *model.latent_shape(HEIGHT, WIDTH)), torch.tensor([0.5])
+    conditioning = model.example_conditioning(1, SAMPLING, torch.Generator().manual_seed(0))
+    noise, sigma = torch.ones(1, *model.latent_shape(SAMPLING)), torch.tensor([0.5])
     before = model.velocity(noise, sigma, conditioning)
     for parameter in model.network.parameters():
         kept, size = parameter.detach().clone(), parameter.untyped_storage().nbytes()
@@ -335,40 +231,6 @@ def test_tied_t5_embeddings_stay_tied(model: StableDiffusion3Model) -> None:
     assert weights["shared.weight"] is weights["encoder.embed_tokens.weight"]
 
 
-def test_everything_is_frozen_and_in_eval_mode(model: StableDiffusion3Model) -> None:
-    assert set(model.frozen_modules) == {
-        "text_encoder", "text_encoder_2", "text_encoder_3", "vae",
-    }  # fmt: skip
-    for module in [model.network, *model.frozen_modules.values()]:
-        assert not any(part.training for part in module.modules())
-        assert not any(parameter.requires_grad for parameter in module.parameters())
-
-
-@pytest.mark.parametrize("target", MODELS["sd3"].lora_targets)
-def test_each_default_lora_target_names_a_linear_layer(
-    model: StableDiffusion3Model, target: str
-) -> None:
-    assert [
-        name
-        for name, module in model.network.named_modules()
-        if isinstance(module, nn.Linear) and name.endswith(f".{target}")
-    ]
-
-
-def test_bf16_arithmetic_stays_near_fp32_and_returns_float32(
-    folder: Path, model: StableDiffusion3Model
-) -> None:
-    low = load(folder, frozen_dtype=torch.bfloat16, compute_dtype=torch.bfloat16)
-    assert {p.dtype for p in low.network.parameters()} == {torch.bfloat16}
-    noise, sigma = start_noise(model), torch.tensor([1.0, 0.5])
-    exact = model.velocity(noise, sigma, model.encode(TEXTS))
-    rounded = low.velocity(noise, sigma, low.encode(TEXTS))
-    assert rounded.dtype == torch.float32
-    # bf16 keeps 8 bits: 0.4 % an operation, over a dozen layers.
-    assert 0 < (rounded - exact).norm() / exact.norm() < 0.05
-    assert low.decode(noise).dtype == torch.uint8
-
-
 def test_fp32_arithmetic_over_bf16_encoders_keeps_the_network_in_float32(
     folder: Path, model: StableDiffusion3Model
 ) -> None:
@@ -378,7 +240,7 @@ def test_fp32_arithmetic_over_bf16_encoders_keeps_the_network_in_float32(
         torch.bfloat16
     }
     noise, sigma = start_noise(model), torch.tensor([1.0, 0.5])
-    conditioning = mixed.encode(TEXTS)
+    conditioning = mixed.encode(PROMPTS, SAMPLING)
     assert conditioning.prompt_embeds.dtype == torch.bfloat16
     assert torch.equal(
         mixed.velocity(noise, sigma, conditioning), model.velocity(noise, sigma, conditioning)
@@ -389,8 +251,8 @@ def test_gradients_reach_a_trained_weight_in_bf16_arithmetic(folder: Path) -> No
     model = load(folder, compute_dtype=torch.bfloat16, with_encoders=False)
     weight = model.network.get_parameter("transformer_blocks.0.attn.to_q.weight")
     weight.requires_grad_(True)
-    conditioning = model.example_conditioning(1, torch.Generator().manual_seed(0))
-    noise = torch.ones(1, *model.latent_shape(HEIGHT, WIDTH))
+    conditioning = model.example_conditioning(1, SAMPLING, torch.Generator().manual_seed(0))
+    noise = torch.ones(1, *model.latent_shape(SAMPLING))
     model.velocity(noise, torch.tensor([0.5]), conditioning).square().mean().backward()
     assert weight.grad is not None
     assert weight.grad.dtype == torch.float32
@@ -401,8 +263,8 @@ def test_gradients_reach_a_trained_weight_in_bf16_arithmetic(folder: Path) -> No
 def test_a_size_the_network_cannot_take_is_refused(
     model: StableDiffusion3Model, size: tuple[int, int]
 ) -> None:
-    with pytest.raises(ModelError, match=r"sampling\.height.*multiples of 16 .* up to 128"):
-        model.latent_shape(*size)
+    with pytest.raises(ModelError, match=r"sampling\.height.*(multiples of 16|up to 128)"):
+        model.latent_shape(sized(NUM_STEPS, *size))
 
 
 def truncate(file: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import host_arena, rollout_request, sample, tiny_model
+from builders import host_arena, prompts, rollout_request, sample, sampling_params, tiny_model
 
 from unirl.config.resources import resolve_path
 from unirl.core.errors import DataError, ModelError
@@ -68,12 +68,19 @@ def test_a_saved_network_loads_back_with_the_same_output(tmp_path):
 
 
 def test_the_schedule_falls_evenly_from_one_to_zero(shipped):
-    assert shipped.sigmas(4, 16, 32) == (1.0, 0.75, 0.5, 0.25, 0.0)
+    assert shipped.sigmas(sampling_params(num_steps=4)) == (1.0, 0.75, 0.5, 0.25, 0.0)
 
 
 def test_pixels_are_rounded_and_clipped(shipped):
     latents = torch.tensor([-5.0, -1.0, 0.0, 0.999, 1.0, 5.0]).view(1, 1, 1, 6)
-    assert shipped.decode(latents).flatten().tolist() == [0, 0, 128, 255, 255, 255]
+    assert shipped.decode(latents, sampling_params()).flatten().tolist() == [
+        0,
+        0,
+        128,
+        255,
+        255,
+        255,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +92,7 @@ def test_pixels_are_rounded_and_clipped(shipped):
 )
 def test_a_prompt_the_model_cannot_read_is_named_with_its_key(prompt, message):
     with pytest.raises(DataError, match=message):
-        tiny_model().check_prompts(["red cat", prompt], "data.train")
+        tiny_model().check_prompts(prompts("red cat", prompt), "data.train")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"junk" * 100, b"\x10\0\0\0\0\0\0\0{}" + b" " * 14])
@@ -99,7 +106,7 @@ def test_a_file_that_cannot_be_read_is_a_model_error_that_names_it(tmp_path, con
 
 def test_a_batch_gives_each_sample_what_it_gets_alone():
     model = tiny_model()
-    conditioning = model.encode(["red cat", "blue dog", ""])
+    conditioning = model.encode(prompts("red cat", "blue dog", ""), sampling_params())
     latents = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     sigma = torch.tensor([1.0, 0.5, 0.1])
     together = model.velocity(latents, sigma, conditioning)

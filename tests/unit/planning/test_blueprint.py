@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures_sd3 import build_tiny_sd3
+from builders import sampling_params
+from families.sd3 import build_tiny_sd3
 from torch import nn
 
 from unirl.cli.compose import compose
@@ -19,6 +20,8 @@ from unirl.models.sd3 import StableDiffusion3Model
 from unirl.models.tiny import TinyModel
 from unirl.models.trainable import load_settings, make_trainable
 from unirl.planning.blueprint import blueprint_model
+
+SAMPLING = sampling_params(num_steps=7, height=64, width=64)
 
 
 def layout(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
@@ -56,8 +59,8 @@ def test_sd3_from_config_files_alone_is_laid_out_as_loaded(
     blueprint = blueprint_model(config, with_encoders=True)
     assert layouts(blueprint.model) == layouts(real)
     assert all(p.is_meta for p in blueprint.model.network.parameters())
-    assert blueprint.model.sigmas(7, 64, 64) == real.sigmas(7, 64, 64)
-    assert blueprint.model.latent_shape(64, 64) == real.latent_shape(64, 64)
+    assert blueprint.model.sigmas(SAMPLING) == real.sigmas(SAMPLING)
+    assert blueprint.model.latent_shape(SAMPLING) == real.latent_shape(SAMPLING)
     assert blueprint.source == f"the folder {folder}"
 
 

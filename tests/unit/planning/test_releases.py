@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from builders import sampling_params
 
 from unirl.cli.compose import compose, compose_and_check
 from unirl.config.resources import release_names
@@ -75,9 +76,10 @@ def trained(model: DiffusionModel) -> int:
 def test_schedule_and_latents_are_there_without_weights(release: str) -> None:
     model = blueprint_model(recipe(release), with_encoders=False).model
     assert model.frozen_modules == {}
-    sigmas = model.sigmas(10, 512, 512)
+    sampling = sampling_params(num_steps=10, height=512, width=512)
+    sigmas = model.sigmas(sampling)
     assert (len(sigmas), sigmas[0], sigmas[-1]) == (11, 1.0, 0.0)
-    channels, *_, height, width = model.latent_shape(512, 512)
+    channels, *_, height, width = model.latent_shape(sampling)
     assert channels * height * width in (16 * 64 * 64, 128 * 32 * 32)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from builders import policy, rollout_request, run_config, sample, scored, tiny_model
-from fixtures_sd3 import build_tiny_sd3
+from families.sd3 import build_tiny_sd3
 from torch import nn
 
 from unirl.algorithms.making import make_algorithm

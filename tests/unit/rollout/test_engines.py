@@ -18,6 +18,7 @@ from builders import (
     randomize_adapter,
     rollout_request,
     sample,
+    sampling_params,
     tiny_model,
     weights,
 )
@@ -171,9 +172,9 @@ def test_each_prompt_is_encoded_once_whatever_the_group_and_the_batches(
     model, asked = tiny_model(), []
     encode = model.encode
 
-    def counting(texts: Any) -> Any:
-        asked.append(list(texts))
-        return encode(texts)
+    def counting(records: Any, sampling: Any) -> Any:
+        asked.append([record.text for record in records])
+        return encode(records, sampling)
 
     monkeypatch.setattr(model, "encode", counting)
     request = rollout_request(num_prompts=2, samples_per_prompt=4, guidance_scale=2.0)
@@ -233,7 +234,9 @@ def payload(engine: ReplicaEngine, version: int = 1, scale: float = 0.1) -> Weig
 
 def a_probe() -> Probe:
     latents = torch.zeros(1, *LATENT_SHAPE)
-    conditioning = tiny_model().example_conditioning(1, torch.Generator().manual_seed(0))
+    conditioning = tiny_model().example_conditioning(
+        1, sampling_params(), torch.Generator().manual_seed(0)
+    )
     return Probe(latents, torch.tensor([0.7]), conditioning, latents, latents)
 
 

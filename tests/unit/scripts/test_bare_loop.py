@@ -160,7 +160,7 @@ class Sides:
         prompts = PromptStream(load_all_prompts(config).train, config.batch_size, config.seed)
         request = RequestFactory(config, model, self.algorithm).training(0, prompts.batch(0))
         assert torch.tensor(request.sigmas).tolist() == batch.sigmas.tolist()
-        images = model.decode(batch.path[-1])
+        images = model.decode(batch.path[-1], request.sampling)
         names = config.reward.scorers if config.reward else {}
         components = {
             name: torch.as_tensor(scorer.score(images, batch.records))
@@ -173,7 +173,7 @@ class Sides:
         return ScoredRollout(
             request,
             _trajectory(batch),
-            model.encode([record.text for record in batch.records]),
+            model.encode(batch.records, request.sampling),
             None,
             torch.arange(len(request)),
             rewards,

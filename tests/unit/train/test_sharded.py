@@ -10,7 +10,6 @@ import pytest
 import torch
 from builders import (
     CPU,
-    LATENT_SHAPE,
     host_arena,
     offload,
     onload,
@@ -19,6 +18,7 @@ from builders import (
     run_config,
     same_bits,
     sample,
+    sampling_params,
     tiny_model,
     weights,
 )
@@ -98,7 +98,7 @@ def trained(
         make_algorithm(config.algorithm),
         config.stack,
         10,
-        LATENT_SHAPE,
+        sampling_params(),
         config.seed,
         CPU,
         ranks,
@@ -359,7 +359,7 @@ def test_a_skeleton_has_buffers_but_no_parameters() -> None:
     model = TinyModel.load_skeleton(path, load_settings(config, with_encoders=False))
     assert all(parameter.is_meta for parameter in model.network.parameters())
     assert not any(buffer.is_meta for buffer in model.network.buffers())
-    assert model.network_files() == (path,)
+    assert model.network_files() == {"": [path]}
 
 
 def mesh_shape(settings: BackendConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders import SIZE, records, run_config, tiny_model
+from builders import SIZE, records, run_config, sampling_params, tiny_model
 
 from unirl.algorithms.making import make_algorithm
 from unirl.core.types import PromptBatch
@@ -85,7 +85,7 @@ def test_an_overlay_of_zero_is_not_taken_for_unset(guidance):
 
 
 def test_the_schedule_is_the_models():
-    assert factory().training(0, PROMPTS).sigmas == MODEL.sigmas(5, SIZE, SIZE)
+    assert factory().training(0, PROMPTS).sigmas == MODEL.sigmas(sampling_params(num_steps=5))
 
 
 def test_samples_of_one_start_share_its_noise_and_its_one_stochastic_step():

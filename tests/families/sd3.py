@@ -10,15 +10,19 @@ configurations and vocabularies are written out here. Out comes a folder that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from builders import prompts, sampling_params
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
+from torch import Tensor
 from transformers import (
     CLIPTextConfig,
     CLIPTextModelWithProjection,
@@ -27,6 +31,9 @@ from transformers import (
     T5EncoderModel,
     T5Tokenizer,
 )
+
+from families.case import FamilyCase, uint8_of
+from unirl.core.types import PromptRecord, SamplingParams
 
 CLIP_WIDTH = 16
 T5_WIDTH = 32
@@ -60,13 +67,13 @@ def build_tiny_sd3(
             scheduler=FlowMatchEulerDiscreteScheduler(
                 shift=shift, use_dynamic_shifting=use_dynamic_shifting
             ),
-            vae=_vae(),
+            vae=kl_vae(),
             text_encoder=_clip(),
-            tokenizer=_clip_tokenizer(),
+            tokenizer=clip_tokenizer(),
             text_encoder_2=_clip(),
-            tokenizer_2=_clip_tokenizer(),
-            text_encoder_3=_t5() if with_t5 else None,  # type: ignore[arg-type]
-            tokenizer_3=_t5_tokenizer() if with_t5 else None,  # type: ignore[arg-type]
+            tokenizer_2=clip_tokenizer(),
+            text_encoder_3=t5_encoder() if with_t5 else None,  # type: ignore[arg-type]
+            tokenizer_3=t5_tokenizer() if with_t5 else None,  # type: ignore[arg-type]
         )
     pipeline.save_pretrained(folder)
     return folder
@@ -90,7 +97,7 @@ def _transformer() -> SD3Transformer2DModel:
     )
 
 
-def _vae() -> AutoencoderKL:
+def kl_vae(latent_channels: int = 16) -> AutoencoderKL:
     return AutoencoderKL(
         in_channels=3,
         out_channels=3,
@@ -98,7 +105,7 @@ def _vae() -> AutoencoderKL:
         up_block_types=("UpDecoderBlock2D",) * 4,  # type: ignore[arg-type]
         block_out_channels=(8, 8, 8, 8),  # type: ignore[arg-type]
         layers_per_block=1,
-        latent_channels=16,
+        latent_channels=latent_channels,
         norm_num_groups=4,
         use_quant_conv=False,
         use_post_quant_conv=False,
@@ -108,26 +115,28 @@ def _vae() -> AutoencoderKL:
 
 
 def _clip() -> CLIPTextModelWithProjection:
-    return CLIPTextModelWithProjection(
-        CLIPTextConfig(
-            vocab_size=len(CLIP_VOCABULARY),
-            hidden_size=CLIP_WIDTH,
-            intermediate_size=32,
-            projection_dim=CLIP_WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            bos_token_id=CLIP_VOCABULARY["<|startoftext|>"],
-            eos_token_id=CLIP_VOCABULARY["<|endoftext|>"],
-            pad_token_id=CLIP_VOCABULARY["<|endoftext|>"],
-        )
+    return CLIPTextModelWithProjection(clip_config())
+
+
+def clip_config() -> CLIPTextConfig:
+    return CLIPTextConfig(
+        vocab_size=len(CLIP_VOCABULARY),
+        hidden_size=CLIP_WIDTH,
+        intermediate_size=32,
+        projection_dim=CLIP_WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        bos_token_id=CLIP_VOCABULARY["<|startoftext|>"],
+        eos_token_id=CLIP_VOCABULARY["<|endoftext|>"],
+        pad_token_id=CLIP_VOCABULARY["<|endoftext|>"],
     )
 
 
-def _clip_tokenizer() -> CLIPTokenizer:
+def clip_tokenizer() -> CLIPTokenizer:
     return CLIPTokenizer(CLIP_VOCABULARY, [], model_max_length=77)
 
 
-def _t5() -> T5EncoderModel:
+def t5_encoder() -> T5EncoderModel:
     return T5EncoderModel(
         T5Config(
             vocab_size=len(T5_VOCABULARY),
@@ -141,5 +150,40 @@ def _t5() -> T5EncoderModel:
     )
 
 
-def _t5_tokenizer() -> T5Tokenizer:
+def t5_tokenizer() -> T5Tokenizer:
     return T5Tokenizer(T5_VOCABULARY, extra_ids=0)
+
+
+def _call(
+    pipeline: Any,
+    prompts: Sequence[PromptRecord],
+    sampling: SamplingParams,
+    noise: Tensor,
+    output_type: str,
+) -> Any:
+    output = pipeline(
+        prompt=[prompt.text for prompt in prompts],
+        height=sampling.height,
+        width=sampling.width,
+        num_inference_steps=sampling.num_inference_steps,
+        guidance_scale=sampling.guidance_scale,
+        latents=noise,
+        max_sequence_length=24,
+        output_type=output_type,
+    ).images
+    return output if output_type == "latent" else uint8_of(output)
+
+
+CASES = [
+    FamilyCase(
+        name="sd3",
+        family="sd3",
+        build=build_tiny_sd3,
+        call=_call,
+        sampling=sampling_params(num_steps=5, height=32, width=64, eta=0.0),
+        prompts=prompts("a sign that says 374", "THE number 9, in red"),
+        guidance_scales=(1.0, 4.5),
+        # The last block's text stream ends there; only its keys and values reach the image.
+        idle_targets=("transformer_blocks.1.attn.add_q_proj",),
+    )
+]

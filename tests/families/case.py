@@ -1,0 +1,103 @@
+"""What the proofs of `test_family_proofs.py` need to know about one family."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unirl.config.catalog import MODELS
+from unirl.config.components import import_component
+from unirl.core.types import PromptRecord, SamplingParams
+from unirl.models.base import DiffusionModel, LoadSettings
+
+
+class PipelineCall(Protocol):
+    """The pipeline's own `__call__`."""
+
+    def __call__(
+        self,
+        pipeline: Any,
+        prompts: Sequence[PromptRecord],
+        sampling: SamplingParams,
+        noise: Tensor,
+        output_type: str,
+    ) -> Any:
+        """noise [B, *latent] in our layout. "latent": the clean latents [B, *latent] in our layout;
+        "pil" (of videos "np"): uint8 [B, 3, H, W], of videos [B, F, 3, H, W]."""
+        ...
+
+
+@dataclass(frozen=True)
+class FamilyCase:
+    """One model of one family."""
+
+    name: str
+    """For the test's id."""
+    family: str
+    """In `catalog.MODELS`."""
+    build: Callable[[Path], Path]
+    """Writes the folder of random weights and returns it."""
+    call: PipelineCall
+    sampling: SamplingParams
+    """Non-square, few steps, eta 0; its solver is the deployed one."""
+    prompts: Sequence[PromptRecord]
+    """Two of different lengths."""
+    guidance_scales: Sequence[float]
+    """With and without guidance, where the family has both."""
+    max_sequence_length: int = 24
+    tolerance: float = 1e-5
+    """Of latents. The operations are the same in the same order on values of size 1; only the
+    alignment of the weights in memory may change the last bits. Say why where it is larger."""
+    untrained: tuple[str, ...] = ()
+    """Parameters that no forward uses, by the end of their name."""
+    idle_targets: tuple[str, ...] = ()
+    """Adapter targets whose output the network throws away, by the end of their name."""
+
+    @property
+    def model_class(self) -> type[DiffusionModel]:
+        return import_component(MODELS[self.family].path)
+
+    def settings(
+        self, dtype: torch.dtype = torch.float32, *, encoders: bool = True
+    ) -> LoadSettings:
+        return LoadSettings(
+            frozen_dtype=dtype,
+            compute_dtype=dtype,
+            max_sequence_length=self.max_sequence_length,
+            with_encoders=encoders,
+        )
+
+    def load(
+        self, folder: Path, dtype: torch.dtype = torch.float32, *, encoders: bool = True
+    ) -> DiffusionModel:
+        return self.model_class.load(folder, self.settings(dtype, encoders=encoders))
+
+    def pipeline(self, folder: Path) -> Any:
+        """diffusers' own."""
+        from diffusers import DiffusionPipeline
+
+        pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+
+def uint8_of(pictures: Sequence[Any]) -> Tensor:
+    """[B, 3, H, W] of PIL images."""
+    return torch.stack([torch.from_numpy(np.array(p)).permute(2, 0, 1) for p in pictures])
+
+
+def all_cases() -> list[FamilyCase]:
+    """Of every module of this package that has some."""
+    import families
+
+    modules = [name for _, name, _ in pkgutil.iter_modules(families.__path__) if name != "case"]
+    found = [importlib.import_module(f"families.{name}") for name in sorted(modules)]
+    return [case for module in found for case in module.CASES]

@@ -1,0 +1,336 @@
+"""Each built-in family against diffusers' own pipeline, on folders of random weights.
+
+One proof is one function; `families` has one case per model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import policy, scored
+from families.case import FamilyCase, all_cases
+from torch import Tensor, nn
+
+from unirl.algorithms.making import make_algorithm
+from unirl.config.catalog import MODELS
+from unirl.config.schema import AlgorithmConfig
+from unirl.core.types import PromptBatch, Rollout, RolloutRequest, SamplingParams
+from unirl.models.base import DiffusionModel
+from unirl.models.filling import fill_from_files
+from unirl.models.lora import adapter_parameters, attach_lora
+from unirl.models.lora_export import write_lora
+from unirl.rollout.sampling import sample_with_model
+
+CPU = torch.device("cpu")
+CASES = {case.name: case for case in all_cases()}
+
+
+class Loaded:
+    """A case with its folder, and its model and pipeline once they were asked for."""
+
+    def __init__(self, case: FamilyCase, folder: Path) -> None:
+        self.case = case
+        self.folder = case.build(folder)
+        self.model = case.load(self.folder)
+        self.pipeline = case.pipeline(self.folder)
+
+    def sampling(self, guidance_scale: float | None = None) -> SamplingParams:
+        """Of the case, with its first guidance scale unless said otherwise."""
+        scale = self.case.guidance_scales[0] if guidance_scale is None else guidance_scale
+        return replace(self.case.sampling, guidance_scale=scale)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return Loaded(CASES[request.param], tmp_path_factory.mktemp("families") / request.param)
+
+
+def each_guidance(function: Callable[..., None]) -> Callable[..., None]:
+    """Runs a proof with the case's first and last guidance scale."""
+    return pytest.mark.parametrize("which_guidance", [0, -1], ids=["first", "last"])(function)
+
+
+def request_of(
+    loaded: Loaded, sampling: SamplingParams, sde_steps: tuple[int, ...] = (), group: int = 1
+) -> RolloutRequest:
+    keys = tuple(f"proof/{number}" for number in range(len(loaded.case.prompts) * group))
+    return RolloutRequest(
+        prompts=PromptBatch(tuple(loaded.case.prompts)),
+        samples_per_prompt=group,
+        sampling=sampling,
+        sigmas=loaded.model.sigmas(sampling),
+        sde_steps=(sde_steps,) * len(keys),
+        initial_noise_keys=keys,
+        step_noise_keys=keys,
+        weight_version=None,
+    )
+
+
+def sampled(
+    loaded: Loaded, sampling: SamplingParams, *, model: DiffusionModel | None = None, **keys: Any
+) -> Rollout:
+    return sample_with_model(model or loaded.model, request_of(loaded, sampling, **keys), 0, CPU)
+
+
+def noise_of(loaded: Loaded, sampling: SamplingParams) -> Tensor:
+    """The start of `sampled`."""
+    from unirl.samplers.noise import keyed_noise
+    from unirl.samplers.parametrisation import start_scale
+
+    request = request_of(loaded, sampling)
+    shape = loaded.model.latent_shape(sampling)
+    return keyed_noise(request.initial_noise_keys, shape) * start_scale(request.sigmas[0])
+
+
+def theirs(loaded: Loaded, sampling: SamplingParams, output_type: str) -> Any:
+    case = loaded.case
+    noise = noise_of(loaded, sampling)
+    return case.call(loaded.pipeline, case.prompts, sampling, noise, output_type)
+
+
+def with_adapter(loaded: Loaded, dtype: torch.dtype = torch.float32) -> DiffusionModel:
+    """A model of its own with the family's adapter, B not zero."""
+    model = loaded.case.load(loaded.folder, dtype)
+    targets = MODELS[loaded.case.family].lora_targets
+    attach_lora(model.network, 4, 8.0, targets, seed=0)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in adapter_parameters(model.network).items():
+        if ".lora_B." in name:
+            parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+@each_guidance
+def test_ode_sampling_equals_the_pipelines_own_call(loaded: Loaded, which_guidance: int) -> None:
+    sampling = loaded.sampling(loaded.case.guidance_scales[which_guidance])
+    ours = sampled(loaded, sampling)
+    expected = theirs(loaded, sampling, "latent")
+    torch.testing.assert_close(
+        ours.trajectory.final_latents, expected.float(), rtol=0, atol=loaded.case.tolerance
+    )
+    request = request_of(loaded, sampling)
+    swapped = replace(request, prompts=PromptBatch(request.prompts.records[::-1]))
+    other = sample_with_model(loaded.model, swapped, 0, CPU).trajectory.final_latents
+    assert (other - expected).abs().max() > 1e-2, "the tiny network must listen to its prompt"
+
+
+def test_pictures_equal_the_pipelines_own(loaded: Loaded) -> None:
+    sampling = loaded.sampling(loaded.case.guidance_scales[-1])
+    ours = sampled(loaded, sampling).images
+    expected = theirs(loaded, sampling, "np" if ours.ndim == 5 else "pil")
+    assert ours.dtype == torch.uint8
+    assert ours.shape == expected.shape
+    difference = (ours.int() - expected.int()).abs()
+    # A value on the edge between two grey levels may fall to either side.
+    assert difference.max() <= 1
+    assert (difference > 0).float().mean() < 1e-2
+    assert expected.float().std() > 3, "a flat picture would prove nothing"
+
+
+def test_levels_fall_from_one_to_zero(loaded: Loaded) -> None:
+    for num_steps in (2, 10):
+        sampling = replace(loaded.sampling(), num_inference_steps=num_steps)
+        sigmas = loaded.model.sigmas(sampling)
+        assert len(sigmas) == num_steps + 1
+        assert 0.99 < sigmas[0] <= 1
+        assert sigmas[-1] == 0
+        assert all(a > b for a, b in pairwise(sigmas))
+
+
+@each_guidance
+def test_a_sample_does_not_depend_on_its_batch(loaded: Loaded, which_guidance: int) -> None:
+    sampling = loaded.sampling(loaded.case.guidance_scales[which_guidance])
+    request = request_of(loaded, sampling)
+    together = sample_with_model(loaded.model, request, 0, CPU)
+    for number in range(len(request)):
+        alone = replace(
+            request,
+            prompts=PromptBatch(request.prompts.records[number : number + 1]),
+            sde_steps=request.sde_steps[:1],
+            initial_noise_keys=request.initial_noise_keys[number : number + 1],
+            step_noise_keys=request.step_noise_keys[number : number + 1],
+        )
+        apart = sample_with_model(loaded.model, alone, 0, CPU)
+        torch.testing.assert_close(
+            together.trajectory.final_latents[number],
+            apart.trajectory.final_latents[0],
+            rtol=0,
+            atol=max(loaded.case.tolerance, 1e-4),
+        )
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@each_guidance
+def test_replaying_own_samples_gives_ratio_one(
+    loaded: Loaded, which_guidance: int, dtype: torch.dtype
+) -> None:
+    model = with_adapter(loaded, dtype)
+    scale = loaded.case.guidance_scales[which_guidance]
+    sampling = replace(loaded.sampling(scale), eta=0.7)
+    rollout = sampled(loaded, sampling, model=model, sde_steps=(1, 2), group=2)
+    algorithm = make_algorithm(AlgorithmConfig(old_log_prob="rollout"))
+    rows = algorithm.rows([scored(rollout)])
+    whole = torch.arange(len(rows))
+    anchored, _ = algorithm.anchor(policy(model), rows, [whole])
+    for step_rows in whole.split(len(rollout.request)):  # the batches that sampling had
+        losses = algorithm.loss(policy(model), anchored.select(step_rows))
+        assert not losses.details["log_ratio"].any()
+
+
+def test_the_gradient_reaches_every_adapter_target_and_only_those(loaded: Loaded) -> None:
+    model = with_adapter(loaded)
+    velocity_of_a_prompt(loaded, model).square().mean().backward()
+    entry = MODELS[loaded.case.family]
+    declared = {
+        name.replace(".base_layer", "")
+        for name, module in model.network.named_modules()
+        if isinstance(module, nn.Linear)
+        and any(name.replace(".base_layer", "").endswith(f".{t}") for t in entry.lora_targets)
+    }
+    adapter = adapter_parameters(model.network)
+    bound = {name.partition(".lora_")[0] for name in adapter}
+    assert bound == declared
+    for name, parameter in model.network.named_parameters():
+        if name in adapter:
+            assert parameter.grad is not None, name
+            idle = name.partition(".lora_")[0].endswith(tuple(loaded.case.idle_targets) or "\0")
+            assert bool(parameter.grad.any()) != idle, name
+        else:
+            assert parameter.grad is None, name
+
+
+def test_every_weight_of_the_network_can_be_trained(loaded: Loaded) -> None:
+    model = loaded.case.load(loaded.folder)
+    model.network.requires_grad_(True)
+    velocity_of_a_prompt(loaded, model).square().mean().backward()
+    idle = {n for n, p in model.network.named_parameters() if p.grad is None}
+    assert not {name for name in idle if not name.endswith(tuple(loaded.case.untrained) or "\0")}
+
+
+def test_bf16_stays_near_fp32_and_returns_float32(loaded: Loaded) -> None:
+    low = loaded.case.load(loaded.folder, torch.bfloat16)
+    exact = velocity_of_a_prompt(loaded, loaded.model)
+    rounded = velocity_of_a_prompt(loaded, low)
+    assert rounded.dtype == torch.float32
+    error = (rounded - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert 0 < error < 0.1
+    sampling = loaded.sampling()
+    assert sampled(loaded, sampling, model=low).images.dtype == torch.uint8
+
+
+def velocity_of_a_prompt(loaded: Loaded, model: DiffusionModel) -> Tensor:
+    """At two noise levels, one of them low."""
+    sampling = loaded.sampling(loaded.case.guidance_scales[-1])
+    latents = noise_of(loaded, sampling)
+    conditioning = model.encode(loaded.case.prompts, sampling)
+    sigma = torch.tensor([0.95, 0.3])[: len(latents)]
+    return model.velocity(latents, sigma, conditioning)
+
+
+# --- adapters out and in --------------------------------------------------------------------------
+
+
+def test_an_exported_adapter_gives_the_same_picture_in_a_fresh_pipeline(
+    loaded: Loaded, tmp_path: Path
+) -> None:
+    model = with_adapter(loaded)
+    sampling = loaded.sampling(loaded.case.guidance_scales[-1])
+    ours = sampled(loaded, sampling, model=model).trajectory.final_latents
+    write_lora(model, tmp_path)  # type: ignore[arg-type]
+    case = loaded.case
+    fresh = case.pipeline(loaded.folder)
+    before = case.call(fresh, case.prompts, sampling, noise_of(loaded, sampling), "latent")
+    fresh.load_lora_weights(tmp_path)
+    after = case.call(fresh, case.prompts, sampling, noise_of(loaded, sampling), "latent")
+    torch.testing.assert_close(ours, after.float(), rtol=0, atol=10 * case.tolerance)
+    assert (before - after).abs().max() > 1e-2, "the adapter must change the picture"
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_every_tensor_owns_memory_that_can_be_released(loaded: Loaded) -> None:
+    """Parking resizes storages to 0; a view of a mapped file, or of another tensor, cannot be."""
+    modules = [loaded.model.network, *loaded.model.frozen_modules.values()]
+    owners: dict[int, Tensor] = {}
+    for tensor in chain.from_iterable(chain(m.parameters(), m.buffers()) for m in modules):
+        storage = tensor.untyped_storage()
+        if not tensor.numel():
+            continue
+        assert storage.resizable()
+        assert storage.nbytes() == tensor.numel() * tensor.element_size()
+        assert owners.setdefault(storage.data_ptr(), tensor) is tensor, "two share a storage"
+
+
+def test_everything_is_frozen_and_in_eval_mode(loaded: Loaded) -> None:
+    for module in [loaded.model.network, *loaded.model.frozen_modules.values()]:
+        assert not any(part.training for part in module.modules())
+        assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_without_encoders_only_the_network_is_loaded(loaded: Loaded) -> None:
+    bare = loaded.case.load(loaded.folder, encoders=False)
+    sampling = loaded.sampling()
+    assert dict(bare.frozen_modules) == {}
+    assert bare.latent_shape(sampling) == loaded.model.latent_shape(sampling)
+    generator = torch.Generator().manual_seed(0)
+    conditioning = bare.example_conditioning(2, sampling, generator)
+    latents, sigma = noise_of(loaded, sampling)[:2], torch.tensor([0.9, 0.5])
+    ours = bare.velocity(latents, sigma, conditioning)
+    torch.testing.assert_close(ours, loaded.model.velocity(latents, sigma, conditioning))
+    encoded = loaded.model.encode(loaded.case.prompts, sampling)
+    for name, value in vars(conditioning).items():
+        assert value.ndim == getattr(encoded, name).ndim, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_blueprint_is_laid_out_as_the_loaded_model(loaded: Loaded, dtype: torch.dtype) -> None:
+    whole = loaded.case.load(loaded.folder, dtype)
+    drawn = loaded.case.model_class.blueprint(loaded.folder, loaded.case.settings(dtype))
+    assert layouts(drawn) == layouts(whole)
+    assert all(p.is_meta for p in drawn.network.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_skeleton_filled_from_its_files_is_the_loaded_network(
+    loaded: Loaded, dtype: torch.dtype
+) -> None:
+    whole = loaded.case.load(loaded.folder, dtype, encoders=False).network
+    settings = loaded.case.settings(dtype, encoders=False)
+    skeleton = loaded.case.model_class.load_skeleton(loaded.folder, settings)
+    network = skeleton.network
+    assert all(p.is_meta for p in network.parameters())
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    network.to_empty(device="cpu")
+    for name, buffer in network.named_buffers():
+        buffer.copy_(buffers[name])
+    with torch.no_grad():
+        fill_from_files(
+            dict(network.named_parameters()), skeleton.network_files(), lambda p, v: p.copy_(v)
+        )
+    expected = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+    found = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == expected[name].dtype, name
+        assert torch.equal(tensor, expected[name]), name
+
+
+def layouts(model: DiffusionModel) -> dict[str, Any]:
+    modules = {"network": model.network, **model.frozen_modules}
+    return {
+        name: {n: (t.shape, t.dtype) for n, t in chain(m.named_parameters(), m.named_buffers())}
+        for name, m in modules.items()
+    }

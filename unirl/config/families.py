@@ -1,0 +1,62 @@
+"""The built-in model families: where each lives and what is known of it before weights load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    path: str
+    description: str
+    lora_targets: tuple[str, ...]
+    """Ends of the names of the linear layers that an adapter changes unless told otherwise."""
+    size_multiple: int
+    """Height and width must be multiples of this."""
+    block_classes: tuple[str, ...]
+    """Class names of the network's blocks, which are sharded and checkpointed one by one."""
+    pipelines: tuple[str, ...] = ()
+    """`_class_name` of the model_index.json of the folders it reads."""
+    fixed_size: tuple[int, int] | None = None
+    """(height, width) when the network takes one size only."""
+    frame_stride: int | None = None
+    """Of video families: num_frames is 1 more than a multiple of it; None makes images."""
+    num_images: range = field(default=range(1))
+    """How many condition images a prompt may come with."""
+    guided_by_input: bool = False
+    """Guidance is an input of the network, not a second answer of it."""
+
+
+_JOINT_ATTENTION = (
+    *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+    *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+)
+"""Attention of both streams, as in most transformers with an image and a text stream."""
+
+MODELS = {
+    "tiny": ModelEntry(
+        path="unirl.models.tiny:TinyModel",
+        description="1.9 M-parameter text-to-image flow model that ships with unirl (32 x 16)",
+        lora_targets=("qkv", "proj", "fc1", "fc2"),
+        size_multiple=4,
+        block_classes=("Block",),
+        fixed_size=(16, 32),
+    ),
+    "sd3": ModelEntry(
+        path="unirl.models.sd3:StableDiffusion3Model",
+        description="Stable Diffusion 3 and 3.5 from a diffusers folder",
+        lora_targets=_JOINT_ATTENTION,
+        size_multiple=16,
+        block_classes=("JointTransformerBlock",),
+        pipelines=("StableDiffusion3Pipeline",),
+    ),
+    "flux": ModelEntry(
+        path="unirl.models.flux:FluxModel",
+        description="FLUX.1 dev and schnell from a diffusers folder",
+        lora_targets=_JOINT_ATTENTION,
+        size_multiple=16,
+        block_classes=("FluxTransformerBlock", "FluxSingleTransformerBlock"),
+        pipelines=("FluxPipeline",),
+        guided_by_input=True,
+    ),
+}

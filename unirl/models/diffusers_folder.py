@@ -1,0 +1,208 @@
+"""A model repository in diffusers' layout, read component by component.
+
+In goes a local folder with `model_index.json` and what a family expects in it; out come its
+components, real or on the meta device. Nothing is fetched from the network and no pickle is read.
+Every failure is a ModelError that names the folder and the component.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import init_empty_weights
+
+from unirl.core.errors import ModelError
+from unirl.memory.movers import own_storages
+from unirl.models.on_meta import BlankTokenizer, cast_as_loaded, module_on_meta
+
+T = TypeVar("T")
+
+SCHEDULER = "scheduler"
+
+
+@dataclass(frozen=True)
+class PipelineParts:
+    """What a family's folder holds. Classes are those of diffusers and transformers (Any)."""
+
+    family: str
+    """For messages."""
+    pipelines: Mapping[str, Any]
+    """Accepted `_class_name` of model_index.json -> pipeline class."""
+    networks: Mapping[str, Any]
+    """The denoising networks, which are trained: component name -> class."""
+    modules: Mapping[str, Any]
+    """Text encoders and decoder, which stay as they are."""
+    processors: Mapping[str, Any]
+    """Tokenizers and image processors."""
+    schedulers: Mapping[str, Any]
+    """Accepted scheduler class names -> class."""
+    optional: Collection[str] = field(default=())
+    """Components that the index may name [null, null] or leave out."""
+    blank: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    """Processors of a folder without vocabularies, for plans; a BlankTokenizer where not given."""
+
+
+class DiffusersFolder:
+    """One folder, checked against the parts a family expects."""
+
+    def __init__(self, path: Path, parts: PipelineParts) -> None:
+        self.path = path
+        self.parts = parts
+        self.index = _read_index(path, parts)
+
+    @property
+    def pipeline_class(self) -> Any:
+        return self.parts.pipelines[self.index["_class_name"]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What model_index.json says beside its components: keyword arguments of the pipeline."""
+        return {
+            name: value
+            for name, value in self.index.items()
+            if not name.startswith("_") and not isinstance(value, list)
+        }
+
+    def has(self, name: str) -> bool:
+        """Whether an optional component is there."""
+        entry = self.index.get(name)
+        return name not in self.parts.optional or (entry is not None and entry[0] is not None)
+
+    def network(self, name: str, dtype: torch.dtype) -> Any:
+        return self._read(name, lambda folder: _module(folder, self.parts.networks[name], dtype))
+
+    def network_skeleton(self, name: str, dtype: torch.dtype) -> Any:
+        """Parameters on the meta device, buffers real."""
+        return self._read(name, lambda folder: _skeleton(folder, self.parts.networks[name], dtype))
+
+    def network_on_meta(self, name: str, dtype: torch.dtype) -> Any:
+        return self._read(
+            name, lambda folder: module_on_meta(folder, self.parts.networks[name], dtype)
+        )
+
+    def network_files(self, name: str) -> Sequence[Path]:
+        return sorted((self.path / name).glob("*.safetensors"))
+
+    def frozen(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Encoders, decoder and processors under the names the pipeline takes, None for absent
+        ones."""
+        components: dict[str, Any] = {}
+        for name, module_class in self.parts.modules.items():
+            components[name] = self._if_there(
+                name, lambda folder, c=module_class: _module(folder, c, dtype)
+            )
+        for name, processor_class in self.parts.processors.items():
+            components[name] = self._if_there(
+                name, lambda folder, c=processor_class: _processor(folder, c)
+            )
+        return components
+
+    def frozen_on_meta(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Like `frozen`, from config files alone; processors stand in for those with words."""
+        components: dict[str, Any] = {}
+        for name, module_class in self.parts.modules.items():
+            components[name] = self._if_there(
+                name, lambda folder, c=module_class: module_on_meta(folder, c, dtype)
+            )
+        for name in self.parts.processors:
+            blank = self.parts.blank.get(name, BlankTokenizer)
+            components[name] = blank() if self.has(name) else None
+        return components
+
+    def scheduler(self) -> Any:
+        scheduler_class = self.parts.schedulers[self.index[SCHEDULER][1]]
+        return self._read(
+            SCHEDULER, lambda folder: scheduler_class.from_pretrained(folder, local_files_only=True)
+        )
+
+    def config(self, name: str) -> Mapping[str, Any]:
+        """A component's config.json."""
+        return self._read(name, lambda folder: json.loads((folder / "config.json").read_text()))
+
+    def _if_there(self, name: str, reader: Callable[[Path], T]) -> T | None:
+        return self._read(name, reader) if self.has(name) else None
+
+    def _read(self, name: str, reader: Callable[[Path], T]) -> T:
+        """reader(path / name), every failure told as a ModelError."""
+        folder = self.path / name
+        if not folder.is_dir():
+            optional = sorted(self.parts.optional)
+            allowed = (
+                f"; only {', '.join(optional)} may be left out, by naming them [null, null] in "
+                "model_index.json"
+                if optional
+                else ""
+            )
+            raise ModelError(
+                f"model.path={self.path}: component {name} is missing (no folder {folder}). "
+                f"Complete the folder{allowed}."
+            )
+        try:
+            return reader(folder)
+        # The libraries raise OSError, ValueError, RuntimeError, SafetensorError and more.
+        except Exception as error:
+            raise ModelError(
+                f"model.path={self.path}: component {name} cannot be read. Fetch or copy {folder} "
+                f"again. The reader said: {error}"
+            ) from error
+
+
+def _read_index(path: Path, parts: PipelineParts) -> Mapping[str, Any]:
+    """model_index.json of a folder that this family reads."""
+    file = path / "model_index.json"
+    if not file.is_file():
+        raise ModelError(
+            f"model.path={path} is not a diffusers folder: it has no model_index.json. Set "
+            f"model.path to a folder made by {next(iter(parts.pipelines))}.save_pretrained or a "
+            "downloaded copy of the model repository."
+        )
+    try:
+        index = json.loads(file.read_text())
+        pipeline, scheduler = index["_class_name"], index[SCHEDULER][1]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ModelError(f"{file} is not a diffusers model index: {error!r}.") from error
+    if pipeline not in parts.pipelines or scheduler not in parts.schedulers:
+        raise ModelError(
+            f"model.path={path}: model.family={parts.family} reads {' or '.join(parts.pipelines)} "
+            f"with {' or '.join(parts.schedulers)}, found {pipeline} with {scheduler}. Set "
+            "model.path or model.family."
+        )
+    return index
+
+
+def _module(folder: Path, module_class: Any, dtype: torch.dtype) -> Any:
+    """A frozen module in eval mode that owns its memory."""
+    # Without the file transformers would quietly take its default architecture.
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError("no config.json.")
+    module, info = module_class.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+    )
+    # The libraries would go on with random values in their place.
+    if info["missing_keys"]:
+        raise ValueError(f"the weights lack {sorted(info['missing_keys'])[:4]}.")
+    own_storages(module)
+    return module.eval().requires_grad_(False)
+
+
+def _skeleton(folder: Path, network_class: Any, dtype: torch.dtype) -> Any:
+    config = network_class.load_config(folder, local_files_only=True)
+    with init_empty_weights(include_buffers=False):
+        network = network_class.from_config(config)
+    return cast_as_loaded(network, dtype).eval().requires_grad_(False)
+
+
+def _processor(folder: Path, processor_class: Any) -> Any:
+    """A tokenizer with a vocabulary: without files transformers returns an empty one."""
+    files = dict(getattr(processor_class, "vocab_files_names", {}))
+    complete = folder / files.pop("tokenizer_file", "")
+    if files and not complete.is_file() and not all((folder / f).is_file() for f in files.values()):
+        raise FileNotFoundError(
+            f"the folder has neither {complete.name} nor {' and '.join(files.values())}."
+        )
+    return processor_class.from_pretrained(folder, local_files_only=True)
