@@ -283,7 +283,8 @@ def _sampling_peaks(
     told = _told(model, request, 1)
     denoise, _ = _measured(model, lambda: _denoise(model, request, batch, *told))
     decode, _ = _measured(model, lambda: model.decode(latents, request.sampling))
-    kept, _ = _measured(model, lambda: _rollout(model, request, *told))
+    samples = torch.zeros(len(request), dtype=torch.long)
+    kept, _ = _measured(model, lambda: _rollout(model, request, samples, *told))
     return denoise, decode, kept
 
 
@@ -314,11 +315,11 @@ def _denoise(
 def _rollout(
     model: DiffusionModel,
     request: RolloutRequest,
+    samples: Tensor,
     conditioning: Conditioning,
     negative: Conditioning | None,
 ) -> tuple[object, ...]:
     """What an engine returns, but for the images, which are on the host."""
-    samples = torch.zeros(len(request), dtype=torch.long)
     return (
         conditioning.select(samples),
         None if negative is None else negative.select(samples),
