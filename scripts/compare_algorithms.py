@@ -4,9 +4,11 @@ One protocol for all: the same number of sampled images, the same held-out promp
 same seeds. Each recipe keeps its own settings. Writes a table and a plot of the held-out OCR score
 against denoiser evaluations (samples the network was run on, sampling and training together) and
 against seconds of the training windows. Runs that are complete are not repeated, so it can be
-stopped and started again, and several of it can share the work with `--recipes`.
+stopped and started again, and several of it can share the work with `--recipes`. Seconds are those
+of short runs apart, one after the other, so they need a machine that does nothing else (`--time`).
 
     python scripts/compare_algorithms.py --output runs/compare             # all, three seeds
+    python scripts/compare_algorithms.py --output runs/compare --time      # then, with nothing else
     python scripts/compare_algorithms.py --output runs/compare --seeds 0 --recipes tiny_awm
     python scripts/compare_algorithms.py --output runs/compare --table     # only what is there
 """
@@ -14,6 +16,7 @@ stopped and started again, and several of it can share the work with `--recipes`
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
@@ -46,6 +49,8 @@ RECIPES = (
     "tiny_distillation",
 )
 QUICKSTART = "quickstart"
+TIMED_WINDOWS = 8
+"""Of a timing run."""
 OCR = ("eval/ocr_mean", "eval/judge_ocr_mean")
 """Reward in most recipes, judge in those that differentiate another one."""
 COLOR = ("eval/color_mean", "eval/judge_color_mean")
@@ -57,7 +62,8 @@ class Point:
 
     evaluations: float
     """Denoiser evaluations of training until then, in thousands."""
-    seconds: float
+    windows: int
+    """Until then."""
     ocr: float
     color: float
 
@@ -82,19 +88,28 @@ class Protocol:
         if self.points(recipe, seed):
             return
         interval = self.interval(recipe)
-        words = [
-            f"seed={seed}",
-            f"run_name={recipe}-{seed}",
-            f"output_dir={self.output}",
-            f"num_rollouts={interval * self.num_evaluations}",
-            f"eval_interval={interval}",
-            "save_interval=0",
-            "doctor=false",
-            "num_threads=1",
-            *self.overrides,
-        ]
-        print(f"{recipe}, seed {seed}", flush=True)
-        command = [sys.executable, "-m", "unirl.train_diffusion", path_of(recipe), *words]
+        num_rollouts = interval * self.num_evaluations
+        words = (f"num_rollouts={num_rollouts}", f"eval_interval={interval}", f"seed={seed}")
+        self._start(recipe, f"{recipe}-{seed}", words)
+
+    def seconds_per_window(self, recipe: str) -> float:
+        """Of the timing run of a recipe, the median; NaN where there is none."""
+        file = self.output / f"{recipe}-timing" / "metrics.jsonl"
+        rows = read_rows(file) if file.is_file() else []
+        found = [row.metrics["perf/total_seconds"] for row in rows if row.kind == "rollout"]
+        return statistics.median(found) if len(found) == TIMED_WINDOWS else math.nan
+
+    def time(self, recipe: str) -> None:
+        """A few windows, to be timed on a machine that does nothing else."""
+        if math.isnan(self.seconds_per_window(recipe)):
+            words = (f"num_rollouts={TIMED_WINDOWS}", "eval_interval=0")
+            self._start(recipe, f"{recipe}-timing", (*words, "seed=0"))
+
+    def _start(self, recipe: str, run_name: str, words: Sequence[str]) -> None:
+        shared = (f"output_dir={self.output}", "save_interval=0", "doctor=false", "num_threads=1")
+        command = [sys.executable, "-m", "unirl.train_diffusion", path_of(recipe)]
+        command += [f"run_name={run_name}", *shared, *words, *self.overrides]
+        print(run_name, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             print(done.stderr[-2000:], file=sys.stderr)
@@ -111,17 +126,17 @@ def path_of(recipe: str) -> str:
 
 
 def points(metrics_jsonl: Path) -> Iterator[Point]:
-    evaluations = seconds = 0.0
+    evaluations, windows = 0.0, 0
     for row in read_rows(metrics_jsonl):
         if row.kind == "rollout":
             evaluations += row.metrics["perf/total_denoiser_forwards"] / 1e3
-            seconds += row.metrics["perf/total_seconds"]
+            windows += 1
         else:
             ocr, color = (
                 next(row.metrics[name] for name in names if name in row.metrics)
                 for names in (OCR, COLOR)
             )
-            yield Point(evaluations, seconds, ocr, color)
+            yield Point(evaluations, windows, ocr, color)
 
 
 def main() -> None:
@@ -132,24 +147,31 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=7680, help="sampled in each run")
     parser.add_argument("--evaluations", type=int, default=4, help="besides the first one")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--time", action="store_true", help="time a few windows of each recipe")
     args = parser.parse_args()
     protocol = Protocol(args.output, args.images, args.evaluations)
-    if not args.table:
+    if args.time:
+        for recipe in args.recipes:
+            protocol.time(recipe)
+    elif not args.table:
         for seed in args.seeds:
             for recipe in args.recipes:
                 protocol.run(recipe, seed)
     curves = {r: [protocol.points(r, seed) for seed in args.seeds] for r in args.recipes}
     complete = {recipe: runs for recipe, runs in curves.items() if all(runs)}
-    table = markdown(complete, args.seeds)
+    seconds = {recipe: protocol.seconds_per_window(recipe) for recipe in complete}
+    table = markdown(complete, seconds, args.seeds)
     (args.output / "table.md").write_text(table)
-    plot(complete, args.output / "curves.png")
+    plot(complete, seconds, args.output / "curves.png")
     print(table)
     for recipe in curves.keys() - complete.keys():
         print(f"left out, not complete: {recipe}")
 
 
-def markdown(curves: dict[str, list[list[Point]]], seeds: Sequence[int]) -> str:
-    """A row per recipe, best held-out OCR first; after +- the spread over seeds."""
+def markdown(
+    curves: dict[str, list[list[Point]]], seconds: dict[str, float], seeds: Sequence[int]
+) -> str:
+    """A row per recipe, best held-out OCR first."""
     columns = (
         "recipe",
         "OCR before",
@@ -170,12 +192,12 @@ def markdown(curves: dict[str, list[list[Point]]], seeds: Sequence[int]) -> str:
             f"{min(last):.3f}, {max(last):.3f} | {mean([p[0].color for p in runs]):.3f} | "
             f"{mean([p[-1].color for p in runs]):.3f} | "
             f"{mean([p[-1].evaluations for p in runs]):.0f} k | "
-            f"{mean([p[-1].seconds for p in runs]):.0f} |"
+            f"{runs[0][-1].windows * seconds[name]:.0f} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def plot(curves: dict[str, list[list[Point]]], path: Path) -> None:
+def plot(curves: dict[str, list[list[Point]]], seconds: dict[str, float], path: Path) -> None:
     """Held-out OCR, mean over seeds, against both costs."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -194,7 +216,7 @@ def plot(curves: dict[str, list[list[Point]]], path: Path) -> None:
             "label": name.removeprefix("tiny_"),
         }
         by_evaluations.plot([mean([p.evaluations for p in s]) for s in steps], scores, **style)
-        by_seconds.plot([mean([p.seconds for p in s]) for s in steps], scores, **style)
+        by_seconds.plot([s[0].windows * seconds[name] for s in steps], scores, **style)
     by_evaluations.set(xlabel="denoiser evaluations, thousands", ylabel="held-out OCR score")
     by_seconds.set(xlabel="seconds of training windows, one thread")
     for axes in (by_evaluations, by_seconds):
