@@ -107,6 +107,10 @@ class FluxModel(PipelineModel):
         return ((mean - vae.config["shift_factor"]) * vae.config["scaling_factor"]).float()
 
     def latent_shape(self, sampling: SamplingParams) -> tuple[int, ...]:
+        """Raises ModelError for a size that is no whole number of tokens, and for guidance that
+        the network does not take."""
+        if not self._is_guided:
+            self.require_no_guidance(sampling)
         factor = 2 ** (len(self.folder.config("vae")["block_out_channels"]) - 1)
         self.require_multiple(sampling, factor * PATCH, f"VAE factor {factor} x patch {PATCH}")
         channels = self.folder.config("transformer")["in_channels"] // PATCH**2

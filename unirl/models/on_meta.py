@@ -60,10 +60,17 @@ class BlankTokenizer:
         """No words: pipelines look here for names of learned embeddings."""
         return []
 
+    def apply_chat_template(
+        self, chats: list[Any], *, tokenize: bool, max_length: int = 1, **_: Any
+    ) -> Any:
+        """The chats' tokens, padded to max_length; without tokenize the text of one, which is
+        empty."""
+        return self(chats, padding="max_length", max_length=max_length) if tokenize else ""
+
     def __call__(
-        self, texts: list[str], *, padding: str, max_length: int = 1, **_: Any
+        self, texts: str | list[Any], *, padding: str, max_length: int = 1, **_: Any
     ) -> BatchEncoding:
         """input_ids and attention_mask [len(texts), max_length], of one token with "longest"."""
-        shape = (len(texts), max_length if padding == "max_length" else 1)
-        ids = torch.zeros(shape, dtype=torch.long)
+        count = 1 if isinstance(texts, str) else len(texts)
+        ids = torch.zeros((count, max_length if padding == "max_length" else 1), dtype=torch.long)
         return BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})

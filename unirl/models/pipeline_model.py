@@ -112,3 +112,12 @@ class PipelineModel(DiffusionModel):
                 f"sampling.height={sampling.height}, sampling.width={sampling.width}: this model "
                 f"takes multiples of {multiple} ({why}). Change sampling.height and sampling.width."
             )
+
+    def require_no_guidance(self, sampling: SamplingParams) -> None:
+        """Raise ModelError for a guidance scale above 1, in models that would ignore it."""
+        if sampling.guidance_scale > 1:
+            raise ModelError(
+                f"sampling.guidance_scale={sampling.guidance_scale:g}: this {self.parts.family} "
+                "was trained to make its images without guidance. Set sampling.guidance_scale=1 "
+                "(and eval_sampling.guidance_scale, where it is set)."
+            )
