@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -52,6 +53,19 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool) -> 
         )
     with _quiet():
         dcp.load(dict(tensors), storage_reader=reader, no_dist=alone)
+
+
+def read_shard_group(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """Whole tensors on the CPU of a checkpoint's names that begin with `prefix`, without it."""
+    reader = dcp.FileSystemReader(folder / SHARDS)
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata) and name.startswith(prefix)
+    }
+    with _quiet():
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 @contextmanager

@@ -23,7 +23,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from unirl.checkpoint.shards import SHARDS, read_shards, shard_names, write_shards
+from unirl.checkpoint.shards import (
+    SHARDS,
+    read_shard_group,
+    read_shards,
+    shard_names,
+    write_shards,
+)
 from unirl.core.errors import CheckpointError, ModelError
 from unirl.distributed.ranks import Ranks
 
@@ -96,6 +102,26 @@ def read_trainer_state(folder: Path) -> TrainerState:
         return TrainerState(**json.loads((folder / "trainer_state.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"load_dir: {folder}/trainer_state.json: {error}") from error
+
+
+def read_weights(folder: Path, shadow: str | None) -> dict[str, Tensor]:
+    """The weights of a verified checkpoint folder by parameter name, or those of a shadow.
+
+    Raises CheckpointError when they cannot be read, or there is no such shadow.
+    """
+    file, prefix = ("weights.safetensors", "") if shadow is None else (SHADOW_FILE, f"{shadow}.")
+    group = "weights." if shadow is None else f"shadow.{shadow}."
+    try:
+        if (folder / SHARDS).is_dir():
+            found = read_shard_group(folder, group)
+        else:
+            tensors = load_file(folder / file)
+            found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: weights cannot be read: {error}") from error
+    if not found:
+        raise CheckpointError(f"{folder} holds no weights of a shadow {shadow!r}.")
+    return found
 
 
 def restore(folder: Path, stack: Saveable, ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""The command `unirl`: `train`, `plan`, `check`, `doctor` and `recipes`.
+"""The command `unirl`: `train`, `plan`, `check`, `doctor`, `export` and `recipes`.
 
 Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
 codes: 0 done, 1 the run failed or the doctor found something, 2 wrong usage or a plan that does not
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from unirl import __version__
-from unirl.cli import doctor, plan
+from unirl.cli import doctor, export, plan
 from unirl.cli.check import checked, checked_but_for_files, summary
 from unirl.cli.recipes import describe_components, describe_recipes, recipe_folders
 from unirl.config.schema import RunConfig
@@ -37,6 +37,7 @@ examples:
   unirl plan diffusion/sd3/sd3_replica_lora --gpu h100-80g       memory and moves, before it runs
   unirl doctor quickstart                       is the ratio 1, and is all else as it must be?
   unirl train quickstart --cfg                  print all keys with their values
+  unirl export runs/quickstart out              the newest checkpoint, for other programs
   unirl train --config-dir mine --config-name my_overlay
   unirl recipes --components                    what recipes and built-in components there are
 """
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "doctor":
                 _let_waiting_threads_sleep()
                 return doctor.run(args)
+            case "export":
+                return export.run(args)
             case _:
                 return _recipes(args)
     except UnirlError as error:
@@ -143,9 +146,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     # Options may stand between overrides; argparse hands back the words after them as unknown.
     args, rest = parser.parse_known_args(argv)
     args.argv = list(argv[1:])  # after the command
-    if args.command == "recipes" and rest:
+    takes_a_recipe = args.command not in ("recipes", "export")
+    if rest and not takes_a_recipe:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if args.command != "recipes":
+    if takes_a_recipe:
         _sort_words(parser, args, [*args.words, *rest])
     return args
 
@@ -207,6 +211,10 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(cfg=False)
     planned.set_defaults(cfg=False)
     examined.set_defaults(cfg=False)
+    exported = commands.add_parser(
+        "export", help="write a checkpoint as files that other programs load", allow_abbrev=False
+    )
+    export.add_options(exported)
     recipes = commands.add_parser("recipes", help="list recipes")
     recipes.add_argument("--components", action="store_true", help="list built-in components")
     _add_config_dir(recipes)

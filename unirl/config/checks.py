@@ -18,6 +18,7 @@ from unirl.config.algorithm_checks import (
     ignored_advantages,
     ignored_options,
     schedules,
+    untrained_levels,
 )
 from unirl.config.components import (
     algorithm_capabilities,
@@ -235,6 +236,17 @@ def _blocks(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _dora(config: RunConfig) -> Iterator[Problem]:
+    lora = config.stack.lora
+    in_shards = config.num_devices > 1 and config.backend.mesh != "no_shard"
+    if lora is not None and lora.use_dora and in_shards:
+        yield Problem(
+            "stack.lora.use_dora",
+            "needs whole weights to know their lengths, but they are in shards. Set "
+            "backend.mesh=no_shard or stack.lora.use_dora=false.",
+        )
+
+
 def _gathering(config: RunConfig) -> Iterator[Problem]:
     """Keys of sharded weights that would change nothing, or that the network cannot compute in."""
     backend = config.backend
@@ -312,6 +324,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     ignored_advantages: ("algorithm.path", *ADVANTAGE_KEYS),
     advantages: ("adv_best_of", "adv_group", "sampling"),
     schedules: ("sampling", "eval_sampling", "accumulate_rollouts"),
+    untrained_levels: ("sampling", "eval_sampling", "model.family"),
     _group_size: ("sampling.samples_per_prompt", "algorithm.path"),
     stochastic_steps: ("sampling", "eval_sampling", "eval_eta", "algorithm.path"),
     image_size: ("sampling.height", "sampling.width", "eval_sampling", "model.family"),
@@ -323,6 +336,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     ),
     device_geometry: ("batch_size", "num_devices", "backend.mesh", "backend.shard_size"),
     _blocks: ("backend.block_classes", "model.family", "num_devices", "backend"),
+    _dora: ("stack.lora.use_dora", "num_devices", "backend.mesh"),
     _gathering: ("backend.gather_dtype", "backend.mesh", "model.precision", "rollout.unshard"),
     _unshard: ("rollout.unshard", "rollout.engine"),
     _updates: ("stack.num_updates_per_batch", "algorithm.path"),

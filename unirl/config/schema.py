@@ -49,6 +49,12 @@ class LoraConfig(Block):
     """The adapter's output is scaled by alpha / rank."""
     target_modules: list[str] | None = None
     """Names of linear layers; null takes the model family's list."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead, so that a larger rank does not learn slower
+    (arXiv:2312.03732)."""
+    use_dora: bool = False
+    """Train the length of each weight's columns apart from their direction (arXiv:2402.09353): a
+    little better at low rank, slower, and not with weights in shards."""
 
 
 class ModelConfig(Block):

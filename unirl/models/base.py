@@ -73,6 +73,21 @@ class DiffusionModel(ABC):
             module.to("meta")
         return model
 
+    def write_adapter(self, folder: Path) -> Path:
+        """The adapter as a file in `folder` that the family's other programs load.
+
+        Raises ModelError where there is none, or no such format.
+        """
+        raise ModelError(f"{type(self).__name__} has no file format for adapters")
+
+    def write_model(self, folder: Path) -> Path:
+        """The network with its adapter merged in, as `load` and other programs read it: what
+        model.path can be set to. The adapter is gone from this model afterwards.
+
+        Raises ModelError where there is no such format.
+        """
+        raise ModelError(f"{type(self).__name__} has no file format for whole models")
+
     def network_files(self) -> Mapping[str, Sequence[Path]]:
         """The safetensors files that hold a skeleton's parameters, by the prefix that the network
         puts before the names in them."""

@@ -6,7 +6,9 @@ so a program that does not read alpha gets the same weights as one that does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict
@@ -15,20 +17,19 @@ from torch import Tensor, nn
 
 from unirl.core.errors import ModelError
 from unirl.models.lora import ADAPTER_NAME
-from unirl.models.pipeline_model import PipelineModel
 
 FILE_NAME = "pytorch_lora_weights.safetensors"
 """What diffusers looks for in a folder."""
 
 
-def write_lora(model: PipelineModel, folder: Path) -> Path:
-    """`folder`/pytorch_lora_weights.safetensors of the model's adapter, by its pipeline's writer.
+def write_lora(pipeline_class: Any, networks: Mapping[str, nn.Module], folder: Path) -> Path:
+    """`folder`/pytorch_lora_weights.safetensors of the networks' adapters, by the pipeline's own.
 
-    Raises ModelError without an adapter and for a pipeline that has no LoRA format.
+    networks: by their names in the pipeline. Raises ModelError without an adapter and for a
+    pipeline that has no LoRA format or does not read back what it wrote.
     """
-    pipeline_class = model.folder.pipeline_class
     arguments = {}
-    for name, network in model.trained_components.items():
+    for name, network in networks.items():
         layers = folded_adapter(network)
         if layers:
             arguments[f"{name}_lora_layers"] = layers
@@ -42,7 +43,24 @@ def write_lora(model: PipelineModel, folder: Path) -> Path:
             f"{pipeline_class.__name__} has no LoRA format in diffusers. Export the merged model."
         ) from error
     writer(folder, **arguments)
+    _require_read_back(pipeline_class, networks, folder)
     return folder / FILE_NAME
+
+
+def _require_read_back(
+    pipeline_class: Any, networks: Mapping[str, nn.Module], folder: Path
+) -> None:
+    """Raise ModelError unless the pipeline's reader finds every tensor as it was written."""
+    read = pipeline_class.lora_state_dict(folder)
+    found = read[0] if isinstance(read, tuple) else read
+    for prefix, network in networks.items():
+        for name, tensor in folded_adapter(network).items():
+            other = found.get(f"{prefix}.{name}")
+            if other is None or not torch.equal(other, tensor):
+                raise ModelError(
+                    f"{folder / FILE_NAME}: {pipeline_class.__name__} does not read {name} of "
+                    f"{prefix} back as it was written."
+                )
 
 
 @torch.no_grad()

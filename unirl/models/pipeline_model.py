@@ -6,6 +6,7 @@ are decoded, with its pipeline's own methods wherever those can be called alone.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +19,8 @@ from unirl.core.errors import ModelError
 from unirl.core.types import SamplingParams
 from unirl.models.base import DiffusionModel, LoadSettings
 from unirl.models.diffusers_folder import DiffusersFolder, PipelineParts
+from unirl.models.lora import merge_adapter
+from unirl.models.lora_export import write_lora
 
 
 class PipelineModel(DiffusionModel):
@@ -51,7 +54,7 @@ class PipelineModel(DiffusionModel):
         Raises ModelError naming the path and the component that is missing or unreadable.
         """
         folder = DiffusersFolder(path, cls.parts)
-        networks = {n: folder.network(n, settings.network_dtype) for n in cls.parts.networks}
+        networks = {n: folder.network(n, settings.network_dtype) for n in folder.network_names}
         frozen = folder.frozen(settings.frozen_dtype) if settings.with_encoders else None
         return cls(folder, networks, frozen, settings)
 
@@ -60,7 +63,7 @@ class PipelineModel(DiffusionModel):
         """See `DiffusionModel.load_skeleton`; raises ModelError like `load`."""
         folder = DiffusersFolder(path, cls.parts)
         dtype = settings.network_dtype
-        networks = {name: folder.network_skeleton(name, dtype) for name in cls.parts.networks}
+        networks = {name: folder.network_skeleton(name, dtype) for name in folder.network_names}
         frozen = folder.frozen(settings.frozen_dtype) if settings.with_encoders else None
         return cls(folder, networks, frozen, settings)
 
@@ -69,7 +72,7 @@ class PipelineModel(DiffusionModel):
         """See `DiffusionModel.blueprint`: a folder of config files is enough."""
         folder = DiffusersFolder(path, cls.parts)
         dtype = settings.network_dtype
-        networks = {name: folder.network_on_meta(name, dtype) for name in cls.parts.networks}
+        networks = {name: folder.network_on_meta(name, dtype) for name in folder.network_names}
         frozen = folder.frozen_on_meta(settings.frozen_dtype) if settings.with_encoders else None
         return cls(folder, networks, frozen, settings)
 
@@ -85,6 +88,23 @@ class PipelineModel(DiffusionModel):
     @property
     def trained_components(self) -> Mapping[str, nn.Module]:
         return self.networks
+
+    def write_adapter(self, folder: Path) -> Path:
+        return write_lora(self.folder.pipeline_class, self.trained_components, folder)
+
+    def write_model(self, folder: Path) -> Path:
+        """The whole folder with the trained networks in place of the old ones."""
+        names = self.trained_components
+        shutil.copytree(
+            self.folder.path,
+            folder,
+            dirs_exist_ok=True,
+            ignore=lambda path, _: names if Path(path) == self.folder.path else (),
+        )
+        for name, network in names.items():
+            merge_adapter(network)
+            network.save_pretrained(folder / name)  # type: ignore[operator]
+        return folder
 
     @property
     def pipeline(self) -> Any:

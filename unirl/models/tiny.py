@@ -13,7 +13,14 @@ from unirl.core.errors import DataError, ModelError
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.memory.movers import own_storages
 from unirl.models.base import DiffusionModel, LoadSettings
-from unirl.models.tiny_dit import TinyDiT, TinyTokenizer, load_tiny_dit, load_tiny_skeleton
+from unirl.models.lora import merge_adapter
+from unirl.models.tiny_dit import (
+    TinyDiT,
+    TinyTokenizer,
+    load_tiny_dit,
+    load_tiny_skeleton,
+    save_tiny_dit,
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,13 @@ class TinyModel(DiffusionModel):
             raise ModelError(f"model.path: {error}") from error
         network = network.to(settings.network_dtype).eval().requires_grad_(False)
         return cls(path, network, tokenizer, settings.compute_dtype)
+
+    def write_model(self, folder: Path) -> Path:
+        merge_adapter(self._network)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "model.safetensors"
+        save_tiny_dit(file, self._network, self._tokenizer, torch.float32)
+        return file
 
     def network_files(self) -> Mapping[str, Sequence[Path]]:
         return {"": [self._path]}

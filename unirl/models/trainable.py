@@ -33,7 +33,15 @@ def make_trainable(config: RunConfig, model: DiffusionModel) -> None:
         model.network.float().requires_grad_(True)
         return
     targets = lora.target_modules or list(catalog.MODELS[config.model.family].lora_targets)
-    attach_lora(model.network, lora.rank, lora.alpha, targets, adapter_seed(config))
+    attach_lora(
+        model.network,
+        lora.rank,
+        lora.alpha,
+        targets,
+        adapter_seed(config),
+        use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
+    )
 
 
 def adapter_seed(config: RunConfig) -> int:

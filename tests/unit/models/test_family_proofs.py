@@ -24,7 +24,6 @@ from unirl.core.types import PromptBatch, Rollout, RolloutRequest, SamplingParam
 from unirl.models.base import DiffusionModel
 from unirl.models.filling import fill_from_files
 from unirl.models.lora import adapter_parameters, attach_lora
-from unirl.models.lora_export import write_lora
 from unirl.rollout.sampling import sample_with_model
 
 CPU = torch.device("cpu")
@@ -141,7 +140,7 @@ def test_levels_fall_from_one_to_zero(loaded: Loaded) -> None:
         sampling = replace(loaded.sampling(), num_inference_steps=num_steps)
         sigmas = loaded.model.sigmas(sampling)
         assert len(sigmas) == num_steps + 1
-        assert 0.99 < sigmas[0] <= 1
+        assert loaded.case.lowest_start < sigmas[0] <= 1
         assert sigmas[-1] == 0
         assert all(a > b for a, b in pairwise(sigmas))
 
@@ -204,9 +203,9 @@ def test_the_gradient_reaches_every_adapter_target_and_only_those(loaded: Loaded
     assert bound == declared
     for name, parameter in model.network.named_parameters():
         if name in adapter:
-            assert parameter.grad is not None, name
             idle = name.partition(".lora_")[0].endswith(tuple(loaded.case.idle_targets) or "\0")
-            assert bool(parameter.grad.any()) != idle, name
+            reached = parameter.grad is not None and bool(parameter.grad.any())
+            assert reached != idle, name
         else:
             assert parameter.grad is None, name
 
@@ -248,7 +247,7 @@ def test_an_exported_adapter_gives_the_same_picture_in_a_fresh_pipeline(
     model = with_adapter(loaded)
     sampling = loaded.sampling(loaded.case.guidance_scales[-1])
     ours = sampled(loaded, sampling, model=model).trajectory.final_latents
-    write_lora(model, tmp_path)  # type: ignore[arg-type]
+    model.write_adapter(tmp_path)
     case = loaded.case
     fresh = case.pipeline(loaded.folder)
     before = case.call(fresh, case.prompts, sampling, noise_of(loaded, sampling), "latent")
@@ -256,6 +255,17 @@ def test_an_exported_adapter_gives_the_same_picture_in_a_fresh_pipeline(
     after = case.call(fresh, case.prompts, sampling, noise_of(loaded, sampling), "latent")
     torch.testing.assert_close(ours, after.float(), rtol=0, atol=10 * case.tolerance)
     assert (before - after).abs().max() > 1e-2, "the adapter must change the picture"
+
+
+def test_an_exported_model_is_read_back_and_samples_the_same(
+    loaded: Loaded, tmp_path: Path
+) -> None:
+    model, sampling = with_adapter(loaded), loaded.sampling()
+    ours = sampled(loaded, sampling, model=model).trajectory.final_latents
+    model.write_model(tmp_path / "merged")
+    again = loaded.case.load(tmp_path / "merged")
+    theirs = sampled(loaded, sampling, model=again).trajectory.final_latents
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=10 * loaded.case.tolerance)
 
 
 # --- memory ---------------------------------------------------------------------------------------

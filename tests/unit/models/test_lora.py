@@ -15,7 +15,13 @@ from builders import (
 from torch import Tensor, nn
 
 from unirl.core.errors import ModelError
-from unirl.models.lora import adapter_disabled, adapter_parameters, attach_lora
+from unirl.models.lora import (
+    adapter_disabled,
+    adapter_parameters,
+    attach_lora,
+    merge_adapter,
+    require_bound,
+)
 from unirl.models.tiny import TinyModel
 
 
@@ -88,3 +94,45 @@ def test_initial_weights_depend_on_the_seed_alone_and_the_global_generator_is_le
 
     assert same_bits(adapter(0), adapter(0))
     assert not torch.equal(*(adapter(seed)["fc1.lora_A.default.weight"] for seed in (0, 1)))
+
+
+def test_a_layer_of_the_name_that_takes_no_adapter_is_an_error():
+    network = nn.ModuleDict({"a": nn.ModuleDict({"fc1": nn.Linear(4, 4)})})
+    network["b"] = nn.ModuleDict({"fc1": nn.LayerNorm(4)})
+    with pytest.raises(ModelError, match=r"target_modules=\['fc1'\].*LayerNorm"):
+        attach_lora(network, 2, 4.0, ["fc1"], seed=0)
+
+
+def test_an_adapter_that_is_not_on_every_layer_it_should_be_on_is_an_error():
+    network = nn.ModuleDict({f"block{i}": nn.ModuleDict({"fc1": nn.Linear(4, 4)}) for i in (0, 1)})
+    attach_lora(network, 2, 4.0, ["block0.fc1"], seed=0)
+    require_bound(network, ["block0.fc1"])
+    with pytest.raises(ModelError, match=r"names 2 layers.*on 1.*block1\.fc1"):
+        require_bound(network, ["fc1"])
+
+
+@pytest.mark.parametrize("kind", [{"use_dora": True}, {"use_rslora": True}], ids=["dora", "rslora"])
+def test_other_kinds_of_lora_start_as_the_base_and_can_be_merged(kind):
+    torch.manual_seed(0)
+    network = nn.ModuleDict({"fc1": nn.Linear(6, 5)})
+    inputs = torch.randn(3, 6)
+    before = network["fc1"](inputs)
+    attach_lora(network, 4, 8.0, ["fc1"], seed=0, **kind)
+    torch.testing.assert_close(network["fc1"](inputs), before)
+    with torch.no_grad():
+        for name, parameter in adapter_parameters(network).items():
+            if "lora_A" not in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    after = network["fc1"](inputs)
+    assert (after - before).abs().max() > 0.1
+    with adapter_disabled(network):
+        torch.testing.assert_close(network["fc1"](inputs), before)
+    merge_adapter(network)
+    assert not adapter_parameters(network)
+    torch.testing.assert_close(network["fc1"](inputs), after)
+
+
+def test_rank_stabilised_lora_scales_by_the_root_of_the_rank():
+    network = nn.ModuleDict({"fc1": nn.Linear(6, 5)})
+    attach_lora(network, 4, 8.0, ["fc1"], seed=0, use_rslora=True)
+    assert network["fc1"].scaling["default"] == 8.0 / 2

@@ -1,0 +1,128 @@
+"""A checkpoint as files that other programs load: a LoRA adapter, or the whole model.
+
+In goes a checkpoint of any run; its own configuration says which model it belongs to. Out come
+files in a folder of their own. What was written is read back and compared before it is called done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from unirl.checkpoint.state import read_trainer_state, read_weights
+from unirl.checkpoint.store import find_checkpoint
+from unirl.config.schema import RunConfig
+from unirl.core.errors import CheckpointError, ModelError
+from unirl.models.base import DiffusionModel
+from unirl.models.lora import adapter_parameters
+from unirl.models.parameters import copy_into
+from unirl.runtime.training_model import build_model
+from unirl.trainer.requests import training_params
+
+CPU = torch.device("cpu")
+ADAPTER, MODEL = "adapter", "model"
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written."""
+
+    checkpoint: Path
+    kind: str
+    """`adapter` or `model`."""
+    path: Path
+    """The file, or the folder of a whole model."""
+    num_bytes: int
+    largest_difference: float
+    """Of velocities, between the trained weights and those read back from `path`; 0 is bit equal.
+    NaN for an adapter, whose file is compared tensor by tensor."""
+
+
+def export_checkpoint(
+    checkpoint: Path,
+    output: Path,
+    *,
+    kind: str | None = None,
+    model_path: str | None = None,
+    shadow: str | None = None,
+) -> Export:
+    """Write a checkpoint's weights into the folder `output`, which must be empty or new.
+
+    kind: `adapter` or `model` (the adapter merged in); None takes the adapter where there is one.
+    model_path: where the base model is now, if not where the run had it.
+    shadow: export these shadow weights instead, e.g. `old` of DiffusionNFT.
+
+    Raises CheckpointError for an unreadable checkpoint and ModelError for a model that has no such
+    format.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise CheckpointError(f"{output} exists and is not empty. Name another folder.")
+    folder = find_checkpoint(checkpoint)
+    config = _config_of(folder, model_path)
+    kind = kind or (MODEL if config.stack.lora is None else ADAPTER)
+    if kind == ADAPTER and config.stack.lora is None:
+        raise ModelError(f"{folder} was trained with stack.lora=null: export it with --as model.")
+    model = build_model(config, CPU, with_encoders=False)
+    load_trained(model, read_weights(folder, shadow))
+    if kind == ADAPTER:
+        path = model.write_adapter(output)
+        return Export(folder, kind, path, path.stat().st_size, float("nan"))
+    probe = _probe(config, model)
+    path = model.write_model(output)
+    difference = _difference(probe, _probe(_at(config, path), None))
+    num_bytes = sum(file.stat().st_size for file in _files(path))
+    return Export(folder, kind, path, num_bytes, difference)
+
+
+def load_trained(model: DiffusionModel, tensors: Mapping[str, Tensor]) -> None:
+    """Put a checkpoint's weights in place: the adapter's, or all of the network's.
+
+    Raises ModelError when they do not fit.
+    """
+    parameters = dict(model.network.named_parameters())
+    adapter = adapter_parameters(model.network)
+    copy_into(adapter if adapter.keys() == tensors.keys() else parameters, tensors)
+
+
+def _config_of(folder: Path, model_path: str | None) -> RunConfig:
+    """Of the run that saved the checkpoint."""
+    saved = read_trainer_state(folder).config
+    try:
+        config = RunConfig.model_validate(saved)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{folder} was saved with a configuration that this version does not read: {error}"
+        ) from error
+    return config if model_path is None else _at(config, Path(model_path))
+
+
+def _at(config: RunConfig, path: Path) -> RunConfig:
+    """The same run with the model at `path`."""
+    model = config.model.model_copy(update={"path": str(path)})
+    return config.model_copy(update={"model": model})
+
+
+def _probe(config: RunConfig, model: DiffusionModel | None) -> Tensor:
+    """A velocity of the model, or of the one at the config's path as it is there."""
+    if model is None:
+        stack = config.stack.model_copy(update={"lora": None})
+        model = build_model(config.model_copy(update={"stack": stack}), CPU, with_encoders=False)
+    sampling = training_params(config)
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(1, *model.latent_shape(sampling), generator=generator)
+    conditioning = model.example_conditioning(1, sampling, generator)
+    with torch.no_grad():
+        return model.velocity(latents, torch.tensor([0.7]), conditioning)
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max())
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
