@@ -33,6 +33,9 @@ _JOINT_ATTENTION = (
 )
 """Attention of both streams, as in most transformers with an image and a text stream."""
 
+_FLUX2_ATTENTION = (*_JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
+"""Blocks of one stream have all their inputs in one layer."""
+
 MODELS = {
     "tiny": ModelEntry(
         path="unirl.models.tiny:TinyModel",
@@ -58,5 +61,22 @@ MODELS = {
         block_classes=("FluxTransformerBlock", "FluxSingleTransformerBlock"),
         pipelines=("FluxPipeline",),
         guided_by_input=True,
+    ),
+    "flux2": ModelEntry(
+        path="unirl.models.flux2:Flux2Model",
+        description="FLUX.2 dev from a diffusers folder",
+        lora_targets=_FLUX2_ATTENTION,
+        size_multiple=16,
+        block_classes=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
+        pipelines=("Flux2Pipeline",),
+        guided_by_input=True,
+    ),
+    "flux2_klein": ModelEntry(
+        path="unirl.models.flux2:Flux2KleinModel",
+        description="FLUX.2 klein from a diffusers folder",
+        lora_targets=_FLUX2_ATTENTION,
+        size_multiple=16,
+        block_classes=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
+        pipelines=("Flux2KleinPipeline",),
     ),
 }

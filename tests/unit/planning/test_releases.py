@@ -29,6 +29,8 @@ BILLIONS = {
         "text_encoder_2": T5_XXL,
     },
     "flux.2-dev": {"network": 32.22, "vae": 0.0840, "text_encoder": 24.01},
+    "flux.2-klein-4b": {"network": 3.88, "vae": 0.0840, "text_encoder": 4.02},
+    "flux.2-klein-9b": {"network": 9.08, "vae": 0.0840, "text_encoder": 8.19},
     "qwen-image": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
     "wan2.1-t2v-14b": {"network": 14.29, "vae": 0.1269, "text_encoder": 5.68},
 }
