@@ -94,6 +94,12 @@ def uint8_of(pictures: Sequence[Any]) -> Tensor:
     return torch.stack([torch.from_numpy(np.array(p)).permute(2, 0, 1) for p in pictures])
 
 
+def uint8_of_videos(videos: Any) -> Tensor:
+    """[B, F, 3, H, W] of float arrays [B, F, H, W, 3] in [0, 1]."""
+    frames = torch.from_numpy(np.asarray(videos)).permute(0, 1, 4, 2, 3)
+    return (frames * 255).round().to(torch.uint8)
+
+
 def all_cases() -> list[FamilyCase]:
     """Of every module of this package that has some."""
     import families

@@ -358,3 +358,15 @@ def test_a_disk_that_fills_up_while_logging(small_disk: Path, num_blocks: int) -
     run = train(small_disk / "run", "num_rollouts=30", "eval_interval=1")
     assert_refused(run, 1, f"{small_disk}/run/", "No space left on device", "output_dir")
     assert all(row["kind"] in ("eval", "rollout") for row in run.rows())
+
+
+def test_images_for_a_family_that_takes_none_are_refused_before_anything_loads(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cat.png").write_bytes(b"")
+    file = tmp_path / "prompts.jsonl"
+    line = '{"prompt": "the number \\"7\\"", "images": ["cat.png"]}\n'
+    file.write_text(2 * line)
+    run = train(tmp_path / "run", f"data.train={file}", "data.eval=null")
+    assert run.exit_code != 0
+    assert "comes with 1 images, but this model takes exactly 0" in " ".join(run.errors.split())

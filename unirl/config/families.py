@@ -25,6 +25,8 @@ class ModelEntry:
     """How many condition images a prompt may come with."""
     guided_by_input: bool = False
     """Guidance is an input of the network, not a second answer of it."""
+    has_experts: bool = False
+    """Some of its models have a network of their own for low noise."""
 
 
 _JOINT_ATTENTION = (
@@ -35,6 +37,12 @@ _JOINT_ATTENTION = (
 
 _FLUX2_ATTENTION = (*_JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
 """Blocks of one stream have all their inputs in one layer."""
+
+_WAN_ATTENTION = (
+    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
+    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
+)
+"""Self- and cross-attention of Wan's blocks."""
 
 MODELS = {
     "tiny": ModelEntry(
@@ -78,5 +86,15 @@ MODELS = {
         size_multiple=16,
         block_classes=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
         pipelines=("Flux2KleinPipeline",),
+    ),
+    "wan": ModelEntry(
+        path="unirl.models.wan:WanModel",
+        description="Wan 2.1 and 2.2, text to video, from a diffusers folder",
+        lora_targets=_WAN_ATTENTION,
+        size_multiple=16,
+        block_classes=("WanTransformerBlock",),
+        pipelines=("WanPipeline",),
+        frame_stride=4,
+        has_experts=True,
     ),
 }

@@ -1,18 +1,19 @@
 """Reads prompt files: a path goes in, a tuple of `PromptRecord` comes out, or a `DataError`.
 
     .txt    one prompt a line, blank lines skipped
-    .jsonl  one record a line: {"prompt": ..., "prompt_id": ..., "metadata": {...}}
+    .jsonl  one record a line: {"prompt": ..., "images": [...], "prompt_id": ..., "metadata": {...}}
     .json   a list of such records
 
-`caption` is another name of `prompt`; `prompt_id` and `metadata` are optional. `metadata.images` is
-a list of image files, as paths from the prompt file's folder on. Imports no torch.
+`caption` is another name of `prompt`; all else is optional. `images` are files that the model is
+given beside the text, `metadata.images` are recorded samples of the prompt; both are paths from the
+prompt file's folder on. Imports no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from unirl.core.errors import DataError
 from unirl.core.types import PromptRecord
 
-_FIELDS = ("prompt", "caption", "prompt_id", "metadata")
+_FIELDS = ("prompt", "caption", "images", "prompt_id", "metadata")
 
 
 def load_prompts(path: Path, key: str) -> tuple[PromptRecord, ...]:
@@ -147,19 +148,20 @@ def _record(fields: Any, where: str) -> PromptRecord:
     metadata = fields.get("metadata", {})
     if not isinstance(metadata, dict):
         raise DataError(f"{where}: 'metadata' must be an object, found {_type_name(metadata)}.")
+    images = tuple(_file_names(fields["images"], "images", where)) if "images" in fields else ()
     if "prompt_id" not in fields:
-        return PromptRecord(_content_id(text, metadata), text, metadata)
+        return PromptRecord(_content_id(text, metadata, images), text, metadata, images)
     prompt_id = fields["prompt_id"]
     if not isinstance(prompt_id, str) or not prompt_id.strip():
         raise DataError(
             f"{where}: 'prompt_id' must be non-blank text, found {_type_name(prompt_id)} "
             f"{json.dumps(prompt_id)}."
         )
-    return PromptRecord(prompt_id, text, metadata)
+    return PromptRecord(prompt_id, text, metadata, images)
 
 
-def _content_id(text: str, metadata: Mapping[str, Any]) -> str:
-    content = json.dumps([text, metadata], sort_keys=True)
+def _content_id(text: str, metadata: Mapping[str, Any], images: tuple[str, ...]) -> str:
+    content = json.dumps([text, metadata, *([images] if images else [])], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -170,7 +172,7 @@ def _with_distinct_ids(located: list[tuple[str, PromptRecord]]) -> tuple[PromptR
     records = []
     for where, record in located:
         prompt_id = record.prompt_id
-        if prompt_id == _content_id(record.text, record.metadata):
+        if prompt_id == _content_id(record.text, record.metadata, record.images):
             repetitions[prompt_id] = repetitions.get(prompt_id, 0) + 1
             if repetitions[prompt_id] > 1:
                 prompt_id = f"{prompt_id}-{repetitions[prompt_id]}"
@@ -180,27 +182,37 @@ def _with_distinct_ids(located: list[tuple[str, PromptRecord]]) -> tuple[PromptR
                 "Give each record its own prompt_id or leave it out."
             )
         first_seen[prompt_id] = where
-        records.append(PromptRecord(prompt_id, record.text, record.metadata))
+        records.append(replace(record, prompt_id=prompt_id))
     return tuple(records)
 
 
 def _with_found_images(record: PromptRecord, where: str, folder: Path) -> PromptRecord:
     """The same prompt with absolute paths; its id goes by the paths as they were written."""
+    found = replace(record, images=tuple(_paths(record.images, "images", where, folder)))
     if "images" not in record.metadata:
-        return record
-    named = record.metadata["images"]
+        return found
+    names = _file_names(record.metadata["images"], "metadata.images", where)
+    recorded = _paths(names, "metadata.images", where, folder)
+    return replace(found, metadata={**record.metadata, "images": recorded})
+
+
+def _file_names(named: Any, field: str, where: str) -> list[str]:
     if not isinstance(named, list) or not all(isinstance(name, str) and name for name in named):
         raise DataError(
-            f"{where}: 'metadata.images' must be a list of image files, found {json.dumps(named)}."
+            f"{where}: '{field}' must be a list of image files, found {json.dumps(named)}."
         )
-    paths = [(folder / name).absolute() for name in named]
+    return named
+
+
+def _paths(names: Sequence[str], field: str, where: str, folder: Path) -> list[str]:
+    paths = [(folder / name).absolute() for name in names]
     for path in paths:
         if not path.is_file():
             raise DataError(
-                f"{where}: metadata.images names {path}, which is no file. Paths are looked up "
+                f"{where}: {field} names {path}, which is no file. Paths are looked up "
                 f"from the prompt file's folder on."
             )
-    return replace(record, metadata={**record.metadata, "images": [str(path) for path in paths]})
+    return [str(path) for path in paths]
 
 
 def _type_name(value: Any) -> str:

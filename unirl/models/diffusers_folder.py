@@ -73,6 +73,11 @@ class DiffusersFolder:
         entry = self.index.get(name)
         return name not in self.parts.optional or (entry is not None and entry[0] is not None)
 
+    @property
+    def network_names(self) -> list[str]:
+        """The denoising networks that are there."""
+        return [name for name in self.parts.networks if self.has(name)]
+
     def network(self, name: str, dtype: torch.dtype) -> Any:
         return self._read(name, lambda folder: _module(folder, self.parts.networks[name], dtype))
 

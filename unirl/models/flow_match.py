@@ -7,9 +7,10 @@ from typing import Any
 
 from unirl.core.errors import ModelError
 
-LARGEST_MISS = 1e-6
+LARGEST_MISS = 2e-6
 """A first level this near to 1 is 1 but for the rounding of float32 (shift 3 is exact, 1.4976 is
-not); an SDE step divides by 1 - sigma, so it is made exact."""
+not), or for the 1e-6 that UniPC's solver takes off; an SDE step divides by 1 - sigma, so it is made
+exact."""
 
 
 def scheduler_sigmas(

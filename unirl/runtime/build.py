@@ -30,6 +30,7 @@ from unirl.distributed.ranks import Ranks
 from unirl.memory.hostmem import GIB, HostArena, HostLimit, host_limit
 from unirl.memory.sharing import share_base
 from unirl.models.base import DiffusionModel
+from unirl.models.condition_images import require_images
 from unirl.reward.scorer import Scorer
 from unirl.reward.service import RewardService, WeightedScorer
 from unirl.rollout.engine import RolloutEngine
@@ -65,6 +66,10 @@ def load_all_prompts(config: RunConfig) -> Prompts:
     prompts = Prompts(train, train)
     if config.data.eval is not None:
         prompts = Prompts(train, load_prompts(resolve_path(config.data.eval), "data.eval"))
+    if not is_own(config.model.family):
+        allowed = catalog.MODELS[config.model.family].num_images
+        require_images(prompts.train, allowed, "data.train")
+        require_images(prompts.evaluation, allowed, "data.eval")
     if engine_capabilities(config).returns_recorded:
         _check_recorded(config, prompts)
     return prompts

@@ -108,3 +108,27 @@ def test_a_path_that_is_no_file_is_refused(tmp_path):
 def test_reading_prompts_does_not_import_torch():
     code = "import sys, unirl.data.prompts, unirl.data.stream; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_images_of_a_prompt_are_found_from_its_file_on(load, tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("cat.png", "dog.png"):
+        (tmp_path / "in" / name).write_bytes(b"")
+    lines = [
+        {"prompt": "make it red", "images": ["in/cat.png"], "metadata": {"text": "7"}},
+        {"prompt": "make it red", "images": ["in/dog.png", "in/cat.png"]},
+        {"prompt": "make it red"},
+    ]
+    one, two, three = load("p.jsonl", "\n".join(json.dumps(line) for line in lines))
+    assert one.images == (str(tmp_path / "in" / "cat.png"),)
+    assert [path.rsplit("/", 1)[1] for path in two.images] == ["dog.png", "cat.png"]
+    assert three.images == ()
+    assert one.metadata == {"text": "7"}
+    assert len({record.prompt_id for record in (one, two, three)}) == 3
+
+
+@pytest.mark.parametrize("images", ["cat.png", ["lost.png"], [7], [""]])
+def test_images_that_are_no_files_are_refused_with_their_line(load, images):
+    lines = '{"prompt": "a cat"}\n' + json.dumps({"prompt": "it", "images": images})
+    with pytest.raises(DataError, match=r"data\.train=.*line 2: .*images"):
+        load("p.jsonl", lines)

@@ -18,6 +18,7 @@ SD3_ENCODERS = {
     "text_encoder_2": CLIP_G,
     "text_encoder_3": T5_XXL,
 }
+WAN_ENCODERS = {"vae": 0.1269, "text_encoder": 5.68}
 BILLIONS = {
     "sd3-medium": {"network": 2.03, **SD3_ENCODERS},
     "sd3.5-medium": {"network": 2.24, **SD3_ENCODERS},
@@ -32,7 +33,8 @@ BILLIONS = {
     "flux.2-klein-4b": {"network": 3.88, "vae": 0.0840, "text_encoder": 4.02},
     "flux.2-klein-9b": {"network": 9.08, "vae": 0.0840, "text_encoder": 8.19},
     "qwen-image": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
-    "wan2.1-t2v-14b": {"network": 14.29, "vae": 0.1269, "text_encoder": 5.68},
+    "wan2.1-t2v-1.3b": {"network": 1.419, **WAN_ENCODERS},
+    "wan2.1-t2v-14b": {"network": 14.29, **WAN_ENCODERS},
 }
 
 
