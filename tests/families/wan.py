@@ -1,0 +1,123 @@
+"""Wan 2.1 and 2.2, text to video."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from builders import prompts, sampling_params
+from diffusers import (
+    AutoencoderKLWan,
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+    WanPipeline,
+    WanTransformer3DModel,
+)
+from torch import Tensor
+from transformers import UMT5Config, UMT5EncoderModel
+
+from families.case import FamilyCase, uint8_of_videos
+from families.sd3 import T5_VOCABULARY, T5_WIDTH, t5_tokenizer
+from unirl.core.types import PromptRecord, SamplingParams
+
+
+def build_tiny_wan(folder: Path, *, scheduler: str = "unipc", seed: int = 0) -> Path:
+    """`folder`, filled with weights that depend on `seed` alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = WanPipeline(
+            transformer=wan_transformer(),
+            scheduler=wan_scheduler(scheduler),  # type: ignore[arg-type]
+            vae=wan_vae(),
+            text_encoder=umt5_encoder(),
+            tokenizer=t5_tokenizer(),  # type: ignore[arg-type]
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def wan_transformer(**changes: Any) -> WanTransformer3DModel:
+    values: dict[str, Any] = {
+        "num_attention_heads": 2,
+        "attention_head_dim": 12,
+        "in_channels": 16,
+        "out_channels": 16,
+        "text_dim": T5_WIDTH,
+        "freq_dim": 32,
+        "ffn_dim": 32,
+        "num_layers": 2,
+        "rope_max_seq_len": 32,
+    }
+    return WanTransformer3DModel(**{**values, **changes})
+
+
+def wan_scheduler(name: str) -> Any:
+    if name == "euler":
+        return FlowMatchEulerDiscreteScheduler(shift=3.0)
+    return UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+
+
+def wan_vae() -> AutoencoderKLWan:
+    return AutoencoderKLWan(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1)  # type: ignore[arg-type]
+
+
+def umt5_encoder() -> UMT5EncoderModel:
+    return UMT5EncoderModel(
+        UMT5Config(
+            vocab_size=len(T5_VOCABULARY),
+            d_model=T5_WIDTH,
+            d_kv=8,
+            d_ff=32,
+            num_layers=2,
+            num_heads=4,
+            feed_forward_proj="gated-gelu",
+        )
+    )
+
+
+def _call(
+    pipeline: Any,
+    prompts: Sequence[PromptRecord],
+    sampling: SamplingParams,
+    noise: Tensor,
+    output_type: str,
+) -> Any:
+    output = pipeline(
+        prompt=[prompt.text for prompt in prompts],
+        height=sampling.height,
+        width=sampling.width,
+        num_frames=sampling.num_frames,
+        num_inference_steps=sampling.num_inference_steps,
+        guidance_scale=sampling.guidance_scale,
+        guidance_scale_2=sampling.low_noise_guidance_scale,
+        latents=noise,
+        max_sequence_length=24,
+        output_type=output_type,
+    ).frames
+    return output if output_type == "latent" else uint8_of_videos(output)
+
+
+def _case(name: str, build: Any, **sampling: Any) -> FamilyCase:
+    return FamilyCase(
+        name=name,
+        family="wan",
+        build=build,
+        call=_call,
+        sampling=replace(
+            sampling_params(num_steps=5, height=32, width=48, eta=0.0), num_frames=5, **sampling
+        ),
+        prompts=prompts("a cat runs", "THE number 9, in red, turns around"),
+        guidance_scales=(1.0, 4.5),
+    )
+
+
+CASES = [
+    _case("wan2.1", build_tiny_wan, solver="unipc"),
+    _case("wan2.1-euler", partial(build_tiny_wan, scheduler="euler")),
+]
