@@ -97,4 +97,12 @@ MODELS = {
         frame_stride=4,
         has_experts=True,
     ),
+    "qwen_image": ModelEntry(
+        path="unirl.models.qwen_image:QwenImageModel",
+        description="Qwen-Image from a diffusers folder",
+        lora_targets=_JOINT_ATTENTION,
+        size_multiple=16,
+        block_classes=("QwenImageTransformerBlock",),
+        pipelines=("QwenImagePipeline",),
+    ),
 }

@@ -27,7 +27,8 @@ def scheduler_sigmas(
     else:
         scheduler.set_timesteps(sigmas=list(grid), **arguments)
     first, *rest = scheduler.sigmas.tolist()
-    if abs(first - 1) > LARGEST_MISS or not rest or rest[-1] != 0:
+    # Not `>`: a scheduler with shift_terminal gives NaN for one step.
+    if not abs(first - 1) <= LARGEST_MISS or not rest or rest[-1] != 0:
         raise ModelError(
             f"the scheduler's noise levels run from {first:g} to {rest[-1] if rest else first:g} "
             f"with sampling.num_inference_steps={num_steps}, where 1 to 0 is needed. Set "

@@ -70,7 +70,7 @@ class BlankTokenizer:
     def __call__(
         self, texts: str | list[Any], *, padding: str, max_length: int = 1, **_: Any
     ) -> BatchEncoding:
-        """input_ids and attention_mask [len(texts), max_length], of one token with "longest"."""
+        """input_ids and attention_mask [len(texts), max_length]: the longest texts there may be."""
         count = 1 if isinstance(texts, str) else len(texts)
-        ids = torch.zeros((count, max_length if padding == "max_length" else 1), dtype=torch.long)
+        ids = torch.zeros((count, max_length), dtype=torch.long)
         return BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
