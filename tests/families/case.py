@@ -56,6 +56,9 @@ class FamilyCase:
     tolerance: float = 1e-5
     """Of latents. The operations are the same in the same order on values of size 1; only the
     alignment of the weights in memory may change the last bits. Say why where it is larger."""
+    lowest_start: float = 0.99
+    """What the first noise level is at least, for every number of steps from 2 on. Below 1 in
+    families whose schedule comes from timesteps they were trained on."""
     untrained: tuple[str, ...] = ()
     """Parameters that no forward uses, by the end of their name."""
     idle_targets: tuple[str, ...] = ()

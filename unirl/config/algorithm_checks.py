@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from unirl.config import catalog
 from unirl.config.components import algorithm_capabilities, is_own
 from unirl.config.problem import Problem
 from unirl.config.schema import AlgorithmConfig, RunConfig
@@ -100,4 +101,22 @@ def schedules(config: RunConfig) -> Iterator[Problem]:
                 key,
                 f"is {shift:g}, but {block}.sigma_schedule=model is the schedule the model is "
                 f"deployed with, its own shift included. Set {block}.sigma_schedule=linear.",
+            )
+
+
+def untrained_levels(config: RunConfig) -> Iterator[Problem]:
+    """A schedule from level 1 for a network that knows the levels of its own timesteps only."""
+    family = config.model.family
+    if is_own(family) or not catalog.MODELS[family].trained_levels:
+        return
+    asked = {
+        "sampling.sigma_schedule": config.sampling.sigma_schedule,
+        "eval_sampling.sigma_schedule": config.eval_sampling.sigma_schedule,
+    }
+    for key, schedule in asked.items():
+        if schedule not in (None, "model"):
+            yield Problem(
+                key,
+                f"is {schedule}, which begins at level 1, but model.family={family} was trained "
+                f"on the levels of its own timesteps, all below. Set {key}=model.",
             )

@@ -25,6 +25,8 @@ class ModelEntry:
     """How many condition images a prompt may come with."""
     guided_by_input: bool = False
     """Guidance is an input of the network, not a second answer of it."""
+    trained_levels: bool = False
+    """The network knows the noise levels of its own timesteps only, none of them 1."""
     has_experts: bool = False
     """Some of its models have a network of their own for low noise."""
 
@@ -43,6 +45,13 @@ _WAN_ATTENTION = (
     *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
 )
 """Self- and cross-attention of Wan's blocks."""
+
+_UNET_ATTENTION = tuple(
+    f"{attention}.{layer}"
+    for attention in ("attn1", "attn2")
+    for layer in ("to_q", "to_k", "to_v", "to_out.0")
+)
+"""Self- and cross-attention of Stable Diffusion's UNets."""
 
 MODELS = {
     "tiny": ModelEntry(
@@ -104,5 +113,23 @@ MODELS = {
         size_multiple=16,
         block_classes=("QwenImageTransformerBlock",),
         pipelines=("QwenImagePipeline",),
+    ),
+    "sd15": ModelEntry(
+        path="unirl.models.sd15:StableDiffusion15Model",
+        description="Stable Diffusion 1.x and 2.x from a diffusers folder",
+        lora_targets=_UNET_ATTENTION,
+        size_multiple=8,
+        block_classes=("BasicTransformerBlock", "ResnetBlock2D"),
+        pipelines=("StableDiffusionPipeline",),
+        trained_levels=True,
+    ),
+    "sdxl": ModelEntry(
+        path="unirl.models.sdxl:StableDiffusionXLModel",
+        description="Stable Diffusion XL from a diffusers folder",
+        lora_targets=_UNET_ATTENTION,
+        size_multiple=8,
+        block_classes=("BasicTransformerBlock", "ResnetBlock2D"),
+        pipelines=("StableDiffusionXLPipeline",),
+        trained_levels=True,
     ),
 }

@@ -45,6 +45,8 @@ class PipelineParts:
     """Components that the index may name [null, null] or leave out."""
     blank: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     """Processors of a folder without vocabularies, for plans; a BlankTokenizer where not given."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the pipeline whatever the folder says: None for components that are not read."""
 
 
 class DiffusersFolder:
@@ -62,11 +64,12 @@ class DiffusersFolder:
     @property
     def settings(self) -> dict[str, Any]:
         """What model_index.json says beside its components: keyword arguments of the pipeline."""
-        return {
+        found = {
             name: value
             for name, value in self.index.items()
             if not name.startswith("_") and not isinstance(value, list)
         }
+        return {**found, **self.parts.fixed}
 
     def has(self, name: str) -> bool:
         """Whether an optional component is there."""

@@ -69,6 +69,13 @@ def test_a_shift_on_top_of_the_models_schedule_is_refused(block: str) -> None:
     assert not found({key: 3.0, f"{block}.sigma_schedule": "linear"}, key)
 
 
+@pytest.mark.parametrize("block", ["sampling", "eval_sampling"])
+def test_a_schedule_that_the_network_was_not_trained_on_is_refused(block: str) -> None:
+    key = f"{block}.sigma_schedule"
+    assert f"{key}=model" in found({key: "linear", "model.family": "sdxl"}, key)
+    assert not found({key: "linear", "model.family": "sd3"}, key)
+
+
 @pytest.mark.parametrize("path", ["diffusion_dpo", "draft", "refl", "distillation"])
 def test_keys_of_advantages_that_nobody_reads_are_told(path: str) -> None:
     overrides = {"algorithm": {"path": path}, "adv_epsilon": 1e-4, "adv_use_global_std": True}

@@ -20,6 +20,13 @@ SD3_ENCODERS = {
 }
 WAN_ENCODERS = {"vae": 0.1269, "text_encoder": 5.68}
 BILLIONS = {
+    "sd1.5": {"network": 0.8595, "vae": 0.0837, "text_encoder": 0.1231},
+    "sdxl-base-1.0": {
+        "network": 2.567,
+        "vae": 0.0837,
+        "text_encoder": 0.1231,
+        "text_encoder_2": CLIP_G,
+    },
     "sd3-medium": {"network": 2.03, **SD3_ENCODERS},
     "sd3.5-medium": {"network": 2.24, **SD3_ENCODERS},
     "sd3.5-large": {"network": 8.06, **SD3_ENCODERS},
@@ -36,6 +43,10 @@ BILLIONS = {
     "wan2.1-t2v-1.3b": {"network": 1.419, **WAN_ENCODERS},
     "wan2.1-t2v-14b": {"network": 14.29, **WAN_ENCODERS},
 }
+
+EARLIEST = pytest.approx(0.8935, abs=1e-4)
+STARTS = {"sd1.5": EARLIEST, "sdxl-base-1.0": EARLIEST}
+"""The first noise level, where it is not 1: that of timestep 901, with 10 steps of 1000."""
 
 
 def recipe(release: str, *keys: str) -> RunConfig:
@@ -82,9 +93,9 @@ def test_schedule_and_latents_are_there_without_weights(release: str) -> None:
     assert model.frozen_modules == {}
     sampling = sampling_params(num_steps=10, height=512, width=512)
     sigmas = model.sigmas(sampling)
-    assert (len(sigmas), sigmas[0], sigmas[-1]) == (11, 1.0, 0.0)
+    assert (len(sigmas), sigmas[0], sigmas[-1]) == (11, STARTS.get(release, 1.0), 0.0)
     channels, *_, height, width = model.latent_shape(sampling)
-    assert channels * height * width in (16 * 64 * 64, 128 * 32 * 32)
+    assert channels * height * width in (4 * 64 * 64, 16 * 64 * 64, 128 * 32 * 32)
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:
