@@ -53,6 +53,7 @@ from unirl.config.role_checks import (
     trainside_separate,
 )
 from unirl.config.schema import RunConfig, ScorerConfig
+from unirl.config.video_checks import frames, guidance_of_experts, recorded_videos
 from unirl.core.errors import ConfigError
 
 Check = Callable[[RunConfig], Iterator[Problem]]
@@ -327,6 +328,15 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     untrained_levels: ("sampling", "eval_sampling", "model.family"),
     _group_size: ("sampling.samples_per_prompt", "algorithm.path"),
     stochastic_steps: ("sampling", "eval_sampling", "eval_eta", "algorithm.path"),
+    frames: (
+        *("sampling.num_frames", "sampling.decoded_frames"),
+        *("eval_sampling", "model.family"),
+    ),
+    recorded_videos: ("rollout.engine", "model.family"),
+    guidance_of_experts: (
+        *("sampling.low_noise_guidance_scale", "sampling.guidance_scale"),
+        *("eval_sampling", "model.family"),
+    ),
     image_size: ("sampling.height", "sampling.width", "eval_sampling", "model.family"),
     batch_geometry: (
         "batch_size",

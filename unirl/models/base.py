@@ -165,7 +165,8 @@ class DiffusionModel(ABC):
         return (self.pixels(latents) * 255).round().to(torch.uint8)
 
     def latents_of(self, images: Tensor) -> Tensor:
-        """[B, *latent] float32 clean latents of images [B, 3, H, W] uint8: the way back.
+        """[B, *latent] float32 clean latents of images [B, 3, H, W] uint8: the way back; of videos
+        [B, F, 3, H, W].
 
         Raises ModelError in families that have none.
         """

@@ -32,14 +32,12 @@ class NoiseLevelExperts(nn.Module):
         is_high = [time >= self.boundary for time in timestep.tolist()]
         inputs = {"hidden_states": hidden_states, "timestep": timestep, **conditions}
         if all(is_high) or not any(is_high):
-            asked, idle = self._experts(is_high[0])
+            asked, idle = self.transformer, self.transformer_2
+            if not is_high[0]:
+                asked, idle = idle, asked
             (answer,) = asked(**inputs, return_dict=return_dict)
             return (answer + _nothing(idle, inputs),)
         return (self._both(is_high, inputs),)
-
-    def _experts(self, high_first: bool) -> tuple[nn.Module, nn.Module]:
-        pair = (self.transformer, self.transformer_2)
-        return pair if high_first else pair[::-1]
 
     def _both(self, is_high: list[bool], inputs: dict[str, Tensor]) -> Tensor:
         high = [row for row, wanted in enumerate(is_high) if wanted]

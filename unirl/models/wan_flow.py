@@ -161,26 +161,16 @@ class WanFlowModel(PipelineModel):
     def _guidance_scales(self, sigma: Tensor, sampling: SamplingParams) -> Tensor:
         """[B] guidance_scale, below the boundary low_noise_guidance_scale where it is set."""
         scales = torch.full_like(sigma, sampling.guidance_scale)
-        if sampling.low_noise_guidance_scale is None:
+        low = sampling.low_noise_guidance_scale
+        if low is None or not isinstance(self._network, NoiseLevelExperts):
             return scales
-        assert isinstance(self._network, NoiseLevelExperts)
-        is_low = self._timesteps(sigma) < self._network.boundary
-        return scales.masked_fill(is_low, sampling.low_noise_guidance_scale)
+        return scales.masked_fill(self._timesteps(sigma) < self._network.boundary, low)
 
     def _check_guidance(self, sampling: SamplingParams) -> None:
-        low = sampling.low_noise_guidance_scale
-        if low is None:
-            return
-        if not self._has_experts:
+        if sampling.low_noise_guidance_scale is not None and not self._has_experts:
             raise ModelError(
-                f"sampling.low_noise_guidance_scale={low:g}, but {self.folder.path} has one "
-                "network for all noise levels. Set it to null."
-            )
-        if sampling.guidance_scale <= 1:
-            raise ModelError(
-                f"sampling.low_noise_guidance_scale={low:g} would count for nothing: there is no "
-                f"guidance at sampling.guidance_scale={sampling.guidance_scale:g}. Set the one to "
-                "null, or the other above 1."
+                f"sampling.low_noise_guidance_scale={sampling.low_noise_guidance_scale:g}, but "
+                f"{self.folder.path} has one network for all noise levels. Set it to null."
             )
 
     def _latent_statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ published configuration files that ship under the name model.release.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,18 +70,16 @@ def _shapes(config: RunConfig) -> _Shapes:
             "model's sizes are not known. Set model.path to the model, or model.release to one of: "
             f"{', '.join(release_names())}."
         )
-    from unirl.planning import published  # imports all of diffusers
-
-    folder, source = RELEASES / release, f"published configs of {release}"
-    name = published.pipeline_name(folder)
+    folder, own = RELEASES / release, config.model.family
     # The release decides, not model.family.
-    readers = [family for family, entry in catalog.MODELS.items() if name in entry.pipelines]
-    if readers:
-        own = config.model.family
-        return _trainable(own if is_own(own) else readers[0], folder, source)
-    family = published.published_family(folder)
-    model_class = published.PublishedModel
-    return _Shapes(folder, source, model_class, family.lora_targets, family.block_classes)
+    family = own if is_own(own) else _reader(folder)
+    return _trainable(family, folder, f"published configs of {release}")
+
+
+def _reader(folder: Path) -> str:
+    """The built-in family that reads a release."""
+    name = json.loads((folder / "model_index.json").read_text())["_class_name"]
+    return next(family for family, entry in catalog.MODELS.items() if name in entry.pipelines)
 
 
 def _trainable(name: str, folder: Path, source: str) -> _Shapes:

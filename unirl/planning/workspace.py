@@ -197,7 +197,7 @@ class _Update:
 
 def _brightness(images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
     """Stands in for the scorers where the reward is differentiated; theirs is not counted."""
-    return images.mean(dim=(1, 2, 3))
+    return images.flatten(1).mean(dim=1)
 
 
 def _scored_rollout(model: DiffusionModel, request: RolloutRequest) -> ScoredRollout:
@@ -270,7 +270,7 @@ def _of_each_size(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
     for request in sorted(requests, key=len):
         sampling = request.sampling
         size = sampling.height, sampling.width, sampling.num_frames
-        largest[size, sampling.guidance_scale > 1] = request
+        largest[size, sampling.decoded_frames, sampling.guidance_scale > 1] = request
     return list(largest.values())
 
 

@@ -5,12 +5,15 @@
             return images.float().mean(dim=(1, 2, 3)) / 255
 
 A recipe names it by path: `reward: {scorers: {bright: {path: my_pkg.rewards:Brightness}}}`.
+Of a video such a scorer is asked about each frame, and the mean counts; one that looks at motion
+sets `takes_videos = True` and is given whole videos [B, F, 3, H, W] instead.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,11 +23,15 @@ from unirl.core.types import PromptRecord
 
 
 class Scorer(ABC):
-    """Scores images. Constructor arguments come from the recipe's `args`."""
+    """Scores images, or videos. Constructor arguments come from the recipe's `args`."""
+
+    takes_videos: ClassVar[bool] = False
+    """Images come as [B, F, 3, H, W], F = 1 from a model of images. Otherwise each frame of a video
+    is an image of its own, B of them in all, with its video's record."""
 
     @abstractmethod
     def score(self, images: Tensor, records: Sequence[PromptRecord]) -> Sequence[float] | Tensor:
-        """One finite number per image, for images [B, 3, H, W] uint8 on the CPU.
+        """One finite number per image or video, for images [B, 3, H, W] uint8 on the CPU.
 
         Raise to report a failure; never return a stand-in value for one.
         """

@@ -15,6 +15,7 @@ from unirl.core.errors import ConfigError, DataError, RewardError
 from unirl.core.types import PromptRecord, Rewards, Rollout
 from unirl.memory.hostmem import HostArena
 from unirl.memory.movers import RoleWeights
+from unirl.reward.frames import question
 from unirl.reward.scorer import DifferentiableScorer, Scorer
 
 logger = logging.getLogger("unirl.reward")
@@ -114,12 +115,15 @@ class RewardService:
             )
 
     def differentiable(self, images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
-        """[B] weighted total of images [B, 3, H, W] float32 in [0, 1], with gradient."""
+        """[B] weighted total of images [B, 3, H, W] float32 in [0, 1], with gradient; of videos
+        [B, F, 3, H, W]."""
         self._weights.require_resident("the reward service", "be differentiated")
         total = images.new_zeros(len(images))
         for weighted in self._scorers.values():
             assert isinstance(weighted.scorer, DifferentiableScorer)
-            total = total + weighted.weight * weighted.scorer.score_differentiable(images, records)
+            asked = question(weighted.scorer, images, records)
+            scores = weighted.scorer.score_differentiable(asked.pictures, asked.records)
+            total = total + weighted.weight * asked.of_samples(scores)
         return total
 
     def _attempt(
@@ -168,9 +172,11 @@ def _score_checked(
 ) -> Tensor:
     """[B] finite float32 scores, or RewardError naming the scorer and the first bad sample."""
     untouched = images._version
+    asked = question(scorer, images, records)
+    count = len(asked.records)
     try:
         with torch.no_grad():
-            returned = scorer.score(images, records)
+            returned = scorer.score(asked.pictures, asked.records)
         scores = torch.as_tensor(returned, dtype=torch.float32).detach().cpu()
     except Exception as error:
         logger.debug("scorer %r failed", name, exc_info=True)  # its traceback, for run.log
@@ -180,19 +186,20 @@ def _score_checked(
         ) from error
     if images._version != untouched:
         raise RewardError(f"scorer {name!r} wrote into the images it was given; let it copy them")
-    if scores.shape != (len(records),):
+    if scores.shape != (count,):
+        what = "video" if scorer.takes_videos else "image"
         raise RewardError(
             f"scorer {name!r} returned scores of shape {tuple(scores.shape)} "
-            f"for {len(records)} images; it must return one number per image"
+            f"for {count} {what}s; it must return one number per {what}"
         )
     bad = torch.nonzero(~scores.isfinite()).flatten().tolist()
     if bad:
         raise RewardError(
-            f"scorer {name!r} returned {float(scores[bad[0]])} for {len(bad)} of {len(records)} "
-            f"images, first for prompt {records[bad[0]].text!r}. A failure is never counted as 0; "
-            "fix the scorer, or set reward.on_failure=drop_group."
+            f"scorer {name!r} returned {float(scores[bad[0]])} for {len(bad)} of {count} "
+            f"images, first for prompt {asked.records[bad[0]].text!r}. A failure is never counted "
+            "as 0; fix the scorer, or set reward.on_failure=drop_group."
         )
-    return scores
+    return asked.of_samples(scores)
 
 
 def _score_by_group(

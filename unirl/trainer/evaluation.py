@@ -91,8 +91,8 @@ class Evaluator:
         return self._first_of_each_prompt(rollout, len(chunk))
 
     def _first_of_each_prompt(self, rollout: Rollout, num_prompts: int) -> Tensor:
-        """[P, 3, H, W] one image of each prompt that the gallery can show, of all ranks."""
-        own = rollout.images[:: rollout.request.samples_per_prompt]
+        """[P, 3, H, W] one picture of each prompt that the gallery can show, of all ranks."""
+        own = film_strips(rollout.images[:: rollout.request.samples_per_prompt])
         num_shown = min(num_prompts, self._config.logging.media_max_items)
         ranks = self._phases.ranks
         turns = -(-num_shown // ranks.world_size)
@@ -153,6 +153,15 @@ class Gallery:
         count = min(len(first), len(images))  # a resumed run may show another number
         save_before_after(first[:count], images[:count], captions[:count], pair, self._scale)
         return [grid, pair]
+
+
+def film_strips(images: Tensor) -> Tensor:
+    """[B, 3, H, W] as they are; of videos [B, F, 3, H, W] the first, the middle and the last frame
+    side by side, [B, 3, H, 3 W], or fewer where there are fewer."""
+    if images.ndim == 4:
+        return images
+    last = images.shape[1] - 1
+    return torch.cat([images[:, frame] for frame in sorted({0, last // 2, last})], dim=-1)
 
 
 def _chunks(records: Sequence[PromptRecord], size: int) -> list[tuple[PromptRecord, ...]]:

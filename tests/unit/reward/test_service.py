@@ -16,7 +16,7 @@ from unirl.config.schema import RewardConfig
 from unirl.core.components import FROZEN, Component, RebuiltComponent, TensorComponent
 from unirl.core.errors import ConfigError, DataError, ResidencyError, RewardError
 from unirl.core.types import PromptRecord, Rollout
-from unirl.reward.scorer import Scorer
+from unirl.reward.scorer import DifferentiableScorer, Scorer
 from unirl.reward.service import RewardService, WeightedScorer
 
 NAN = float("nan")
@@ -131,6 +131,82 @@ def test_a_scorer_that_writes_into_the_images_is_an_error(rollout):
     own = replace(rollout, images=rollout.images.clone())
     with pytest.raises(RewardError, match="scorer 'bad' wrote into the images"):
         service({"bad": (black_out, 1.0), "good": (brightness, 1.0)}).score(own)
+
+
+# --- videos ---------------------------------------------------------------------------------------
+
+
+class Motion(FunctionScorer, DifferentiableScorer):
+    """How much the brightness of a video changes from its first frame to its last."""
+
+    takes_videos = True
+
+    def __init__(self) -> None:
+        super().__init__(lambda videos, records: self.score_differentiable(videos / 255, records))
+
+    def score_differentiable(self, images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+        return (images[:, -1] - images[:, 0]).mean(dim=(1, 2, 3))
+
+
+class SmoothBrightness(DifferentiableScorer):
+    def score_differentiable(self, images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+        assert len(images) == len(records)
+        return images.mean(dim=(1, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def videos(rollout: Rollout) -> Rollout:
+    """Of 5 frames, each of another brightness."""
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(0, 256, (12, 5, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    return replace(rollout, images=frames)
+
+
+def test_a_scorer_of_images_sees_each_frame_and_its_mean_counts(videos):
+    order = {text: float(i) for i, text in enumerate(texts(videos))}
+
+    def score(images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+        assert images.shape == (60, 3, 8, 8)
+        return brightness(images, ()) + torch.tensor([order[r.text] for r in records])
+
+    expected = videos.images.float().mean(dim=(1, 2, 3, 4)) / 255
+    expected += torch.arange(3.0).repeat_interleave(4)
+    found = service({"a": (score, 1.0)}).score(videos).total
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_scorer_of_videos_is_given_them_whole(videos, rollout):
+    first, last = videos.images[:, 0].float(), videos.images[:, -1].float()
+    expected = (last - first).mean(dim=(1, 2, 3)) / 255
+    torch.testing.assert_close(service({"a": (Motion(), 1.0)}).score(videos).total, expected)
+    # An image is a video of one frame.
+    assert not service({"a": (Motion(), 1.0)}).score(rollout).total.any()
+
+
+def test_videos_are_scored_with_a_gradient_to_every_frame(videos):
+    pixels = (videos.images[:2].float() / 255).requires_grad_()
+    scorers = {"bright": (SmoothBrightness(), 2.0), "motion": (Motion(), 1.0)}
+    records = videos.request.sample_records[:2]
+    total = service(scorers).differentiable(pixels, records)
+    assert total.shape == (2,)
+    total.sum().backward()
+    assert pixels.grad is not None
+    per_frame = pixels.grad.sum(dim=(2, 3, 4))
+    torch.testing.assert_close(per_frame, torch.tensor([[-0.6, 0.4, 0.4, 0.4, 1.4]] * 2))
+
+
+def test_one_bad_frame_drops_the_group_of_its_video(videos):
+    def score(images: Tensor, records: Sequence[PromptRecord]) -> list[float]:
+        is_bad = (images == videos.images[5, 3]).flatten(1).all(dim=1)
+        return torch.where(is_bad, NAN, 1.0).tolist()
+
+    rewards = service({"a": (score, 1.0)}, on_failure="drop_group").score(videos)
+    assert rewards.valid.tolist() == [True] * 4 + [False] * 4 + [True] * 4
+
+
+def test_a_wrong_number_of_scores_is_told_in_frames_or_videos(videos):
+    with pytest.raises(RewardError, match=r"shape \(12,\) for 60 images"):
+        service({"a": (lambda images, records: [1.0] * 12, 1.0)}).score(videos)
 
 
 # --- failures -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from builders import SIZE, records, run_config
 from PIL import Image
 from recording_phases import RecordingPhases
@@ -14,7 +15,7 @@ from unirl.algorithms.making import make_algorithm
 from unirl.core.types import PromptBatch, PromptRecord
 from unirl.residency.policy import Role
 from unirl.tracking.metrics import describe
-from unirl.trainer.evaluation import Evaluator, Gallery
+from unirl.trainer.evaluation import Evaluator, Gallery, film_strips
 from unirl.trainer.requests import RequestFactory
 
 ALL = tuple(Role)
@@ -158,3 +159,22 @@ def test_the_first_evaluation_gives_a_grid_and_later_ones_a_comparison_too(tmp_p
     for path in second.pictures:
         with Image.open(path) as image:
             assert image.width >= SIZE
+
+
+def test_a_video_is_shown_by_its_first_middle_and_last_frame():
+    frames = torch.arange(5, dtype=torch.uint8).view(1, 5, 1, 1, 1).expand(2, 5, 3, 4, 6)
+    strip = film_strips(frames)
+    assert strip.shape == (2, 3, 4, 18)
+    assert strip[0, 0, 0].tolist() == [0] * 6 + [2] * 6 + [4] * 6
+    assert film_strips(frames[:, :2]).shape == (2, 3, 4, 12)
+    assert film_strips(frames[:, :1]).shape == (2, 3, 4, 6)
+    images = frames[:, 0]
+    assert film_strips(images) is images
+
+
+def test_evaluations_of_videos_write_the_grid_and_the_comparison(tmp_path):
+    gallery = Gallery(tmp_path, run_config())
+    shown = [film_strips(torch.zeros(2, 5, 3, 4, 6, dtype=torch.uint8))]
+    assert [path.name for path in gallery.save(0, shown, records(2))] == ["eval-000000.png"]
+    written = gallery.save(1, shown, records(2))
+    assert [path.name for path in written] == ["eval-000001.png", "before_after.png"]

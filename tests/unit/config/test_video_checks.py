@@ -1,0 +1,58 @@
+"""Frames and experts: what a family cannot make, or would ignore, is an error of the recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unirl.config.checks import problems
+from unirl.config.schema import RunConfig
+
+WAN = {"family": "wan", "path": "."}
+
+
+def found(model: dict[str, Any], **blocks: dict[str, Any]) -> dict[str, str]:
+    sampling = {"height": 16, "width": 32, **blocks.pop("sampling", {})}
+    config = RunConfig.model_validate({"model": model, "sampling": sampling, **blocks})
+    video = ("num_frames", "decoded_frames", "low_noise_guidance_scale", "rollout.engine")
+    return {p.key: p.message for p in problems(config) if p.key.endswith(video)}
+
+
+@pytest.mark.parametrize("block", ["sampling", "eval_sampling"])
+@pytest.mark.parametrize(
+    ("model", "name", "value", "fragment"),
+    [
+        ({}, "num_frames", 5, "makes images"),
+        ({}, "decoded_frames", "first", "makes images"),
+        ({}, "decoded_frames", 4, "makes images"),
+        ({}, "low_noise_guidance_scale", 3.0, "no network of its own"),
+        (WAN, "num_frames", 6, "to 5 or 9"),
+    ],
+)
+def test_what_does_not_fit_the_family_is_named(
+    block: str, model: dict[str, Any], name: str, value: Any, fragment: str
+) -> None:
+    (problem,) = found(model, **{block: {name: value}}).items()
+    assert problem[0] == f"{block}.{name}"
+    assert fragment in problem[1]
+
+
+def test_videos_of_a_fitting_length_and_images_pass() -> None:
+    assert not found({})
+    assert not found(WAN, sampling={"num_frames": 81, "decoded_frames": 4})
+    assert not found(WAN, sampling={"num_frames": 5}, eval_sampling={"num_frames": 81})
+
+
+def test_low_noise_guidance_needs_guidance() -> None:
+    low = {"low_noise_guidance_scale": 3.0}
+    assert not found(WAN, sampling={**low, "guidance_scale": 4.0})
+    (message,) = found(WAN, sampling={**low, "guidance_scale": 1.0}).values()
+    assert "there is no guidance" in message
+    # Training keeps its own when an evaluation goes without guidance.
+    both = {"sampling": {**low, "guidance_scale": 4.0}, "eval_sampling": {"guidance_scale": 1.0}}
+    assert not found(WAN, **both)
+
+
+def test_recorded_samples_are_images() -> None:
+    assert "makes videos" in found(WAN, rollout={"engine": "recorded"})["rollout.engine"]

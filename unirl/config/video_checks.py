@@ -1,0 +1,90 @@
+"""Keys of videos: frames the model can make, and what counts for videos or experts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unirl.config import catalog
+from unirl.config.families import ModelEntry
+from unirl.config.problem import Problem
+from unirl.config.schema import EvalSamplingConfig, RunConfig, SamplingConfig
+
+
+def frames(config: RunConfig) -> Iterator[Problem]:
+    """Numbers of frames that the family makes, in training and at evaluation."""
+    family = config.model.family
+    if family not in catalog.MODELS:
+        return  # the user's own family: only it knows
+    for block, sampling in _blocks(config):
+        if catalog.MODELS[family].frame_stride is None:
+            yield from _of_images(block, sampling, family)
+        else:
+            yield from _of_videos(block, sampling, catalog.MODELS[family], family)
+
+
+def recorded_videos(config: RunConfig) -> Iterator[Problem]:
+    """Recorded samples are image files."""
+    entry = catalog.MODELS.get(config.model.family)
+    if config.rollout.engine == "recorded" and entry is not None and entry.frame_stride is not None:
+        yield Problem(
+            "rollout.engine",
+            f"is recorded, which reads images, but model.family={config.model.family} makes "
+            "videos. Set rollout.engine=trainside.",
+        )
+
+
+def guidance_of_experts(config: RunConfig) -> Iterator[Problem]:
+    """low_noise_guidance_scale needs a second expert, and guidance to differ from."""
+    entry = catalog.MODELS.get(config.model.family)
+    for block, sampling in _blocks(config):
+        low, guidance = sampling.low_noise_guidance_scale, sampling.guidance_scale
+        if low is None:
+            continue
+        if entry is not None and not entry.has_experts:
+            yield Problem(
+                f"{block}.low_noise_guidance_scale",
+                f"is {low:g}, but model.family={config.model.family} has no network of its own "
+                "for low noise. Set it to null.",
+            )
+        elif guidance is not None and guidance <= 1:
+            yield Problem(
+                f"{block}.low_noise_guidance_scale",
+                f"is {low:g}, but there is no guidance at {block}.guidance_scale={guidance:g}. "
+                f"Set it to null, or {block}.guidance_scale above 1.",
+            )
+
+
+def _blocks(config: RunConfig) -> Iterator[tuple[str, SamplingConfig | EvalSamplingConfig]]:
+    yield "sampling", config.sampling
+    yield "eval_sampling", config.eval_sampling
+
+
+def _of_images(
+    block: str, sampling: SamplingConfig | EvalSamplingConfig, family: str
+) -> Iterator[Problem]:
+    if sampling.num_frames not in (None, 1):
+        yield Problem(
+            f"{block}.num_frames",
+            f"is {sampling.num_frames}, but model.family={family} makes images. "
+            f"Set {block}.num_frames=1.",
+        )
+    if sampling.decoded_frames not in (None, "all"):
+        yield Problem(
+            f"{block}.decoded_frames",
+            f"is {sampling.decoded_frames}, but model.family={family} makes images. "
+            f"Set {block}.decoded_frames=all.",
+        )
+
+
+def _of_videos(
+    block: str, sampling: SamplingConfig | EvalSamplingConfig, entry: ModelEntry, family: str
+) -> Iterator[Problem]:
+    count, stride = sampling.num_frames, entry.frame_stride
+    if count is None or stride is None or (count - 1) % stride == 0:
+        return
+    below = (count - 1) // stride * stride + 1
+    yield Problem(
+        f"{block}.num_frames",
+        f"is {count}, but model.family={family} needs 1 more than a multiple of {stride}. "
+        f"Set {block}.num_frames to {below} or {below + stride}.",
+    )
