@@ -16,7 +16,7 @@ from torch import Tensor
 from unirl.config.catalog import MODELS
 from unirl.config.components import import_component
 from unirl.core.types import PromptRecord, SamplingParams
-from unirl.models.base import DiffusionModel, LoadSettings
+from unirl.models.base import DiffusionModel, Frozen, LoadSettings
 
 
 class PipelineCall(Protocol):
@@ -33,6 +33,11 @@ class PipelineCall(Protocol):
         """noise [B, *latent] in our layout. "latent": the clean latents [B, *latent] in our layout;
         "pil" (of videos "np"): uint8 [B, 3, H, W], of videos [B, F, 3, H, W]."""
         ...
+
+
+def load_lora_weights(pipeline: Any, folder: Path) -> None:
+    """An exported adapter into the pipeline, as most pipelines take it."""
+    pipeline.load_lora_weights(folder)
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class FamilyCase:
     lowest_start: float = 0.99
     """What the first noise level is at least, for every number of steps from 2 on. Below 1 in
     families whose schedule comes from timesteps they were trained on."""
+    load_adapter: Callable[[Any, Path], None] = load_lora_weights
+    """Loads an exported adapter into the pipeline."""
     untrained: tuple[str, ...] = ()
     """Parameters that no forward uses, by the end of their name."""
     idle_targets: tuple[str, ...] = ()
@@ -75,7 +82,7 @@ class FamilyCase:
             frozen_dtype=dtype,
             compute_dtype=dtype,
             max_sequence_length=self.max_sequence_length,
-            with_encoders=encoders,
+            frozen=Frozen.ALL if encoders else Frozen.NONE,
         )
 
     def load(

@@ -237,6 +237,22 @@ def _blocks(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _encodings(config: RunConfig) -> Iterator[Problem]:
+    if config.model.encodings is None:
+        return
+    if config.model.family == "tiny":
+        yield Problem(
+            "model.encodings",
+            "has nothing to keep: the tiny family has no text encoder. Set model.encodings=null.",
+        )
+    if config.rollout.engine == "recorded":
+        yield Problem(
+            "model.encodings",
+            "leaves out the encoders, but rollout.engine=recorded needs the image encoder. "
+            "Set model.encodings=null.",
+        )
+
+
 def _dora(config: RunConfig) -> Iterator[Problem]:
     lora = config.stack.lora
     in_shards = config.num_devices > 1 and config.backend.mesh != "no_shard"
@@ -346,6 +362,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     ),
     device_geometry: ("batch_size", "num_devices", "backend.mesh", "backend.shard_size"),
     _blocks: ("backend.block_classes", "model.family", "num_devices", "backend"),
+    _encodings: ("model.encodings", "model.family", "rollout.engine"),
     _dora: ("stack.lora.use_dora", "num_devices", "backend.mesh"),
     _gathering: ("backend.gather_dtype", "backend.mesh", "model.precision", "rollout.unshard"),
     _unshard: ("rollout.unshard", "rollout.engine"),

@@ -72,6 +72,9 @@ class ModelConfig(Block):
     """Storage of weights that are not trained. Trained weights are always float32."""
     max_sequence_length: PositiveCount = 256
     """Longest prompt in tokens where the family has a T5 encoder."""
+    encodings: str | None = None
+    """Folder that keeps what the text encoders say about each prompt. Prompts it lacks are encoded
+    when a run starts; the run itself then needs no text encoders. Null encodes in every rollout."""
 
 
 class SdeStepsConfig(Block):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,16 @@ from torch import Tensor, nn
 from unirl.core.errors import ModelError
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.samplers.guidance import classifier_free
+
+
+class Frozen(Enum):
+    """Which of the modules that are not trained are loaded."""
+
+    ALL = "text encoders and decoder"
+    DECODER = "decoder"
+    """`encode` is never called: prompts were encoded before."""
+    NONE = "none"
+    """A train stack beside a rollout engine of its own: neither is `decode`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +41,7 @@ class LoadSettings:
     """Arithmetic of the network; below float32 by autocast."""
     max_sequence_length: int
     """Tokens a prompt is cut or padded to, in families that do so."""
-    with_encoders: bool
-    """False leaves out text encoders and decoder: a train stack beside a rollout engine of its own
-    needs only the network, `encode` and `decode` are never called then."""
+    frozen: Frozen
 
     @property
     def network_dtype(self) -> torch.dtype:
@@ -122,10 +131,15 @@ class DiffusionModel(ABC):
 
         None where guidance needs no second answer of the network.
         """
-        if sampling.guidance_scale <= 1:
+        if not self.needs_negative(sampling):
             return None
         empty = self.encode([PromptRecord("", "")], sampling)
         return empty.select(torch.zeros(len(prompts), dtype=torch.int64))
+
+    def needs_negative(self, sampling: SamplingParams) -> bool:
+        """Whether guidance leads away from something: False where it is off, or an input of the
+        network."""
+        return sampling.guidance_scale > 1
 
     def check_prompts(self, prompts: Sequence[PromptRecord], key: str) -> None:
         """Raise DataError naming the config key for a prompt that `encode` would refuse.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from accelerate import init_empty_weights
 
 from unirl.core.errors import ModelError
 from unirl.memory.movers import own_storages
+from unirl.models.base import Frozen
 from unirl.models.on_meta import BlankTokenizer, cast_as_loaded, module_on_meta
 
 T = TypeVar("T")
@@ -41,6 +43,8 @@ class PipelineParts:
     """Tokenizers and image processors."""
     schedulers: Mapping[str, Any]
     """Accepted scheduler class names -> class."""
+    decoders: Collection[str] = ("vae",)
+    """Those of the modules that turn latents into pixels."""
     optional: Collection[str] = field(default=())
     """Components that the index may name [null, null] or leave out."""
     blank: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
@@ -96,31 +100,38 @@ class DiffusersFolder:
     def network_files(self, name: str) -> Sequence[Path]:
         return sorted((self.path / name).glob("*.safetensors"))
 
-    def frozen(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Encoders, decoder and processors under the names the pipeline takes, None for absent
-        ones."""
+    def frozen(self, which: Frozen, dtype: torch.dtype) -> dict[str, Any] | None:
+        """Encoders, decoder and processors under the names the pipeline takes, None for those that
+        are absent or not asked for; None where none is."""
+        return self._frozen(which, lambda folder, c: _module(folder, c, dtype), self._processor)
+
+    def frozen_on_meta(self, which: Frozen, dtype: torch.dtype) -> dict[str, Any] | None:
+        """Like `frozen`, from config files alone; processors stand in for those with words."""
+        return self._frozen(which, lambda folder, c: module_on_meta(folder, c, dtype), self._blank)
+
+    def _frozen(
+        self,
+        which: Frozen,
+        read: Callable[[Path, Any], Any],
+        processor: Callable[[str], Any],
+    ) -> dict[str, Any] | None:
+        if which is Frozen.NONE:
+            return None
         components: dict[str, Any] = {}
         for name, module_class in self.parts.modules.items():
-            components[name] = self._if_there(
-                name, lambda folder, c=module_class: _module(folder, c, dtype)
-            )
-        for name, processor_class in self.parts.processors.items():
-            components[name] = self._if_there(
-                name, lambda folder, c=processor_class: _processor(folder, c)
-            )
+            wanted = which is Frozen.ALL or name in self.parts.decoders
+            reader = partial(read, c=module_class)
+            components[name] = self._read(name, reader) if wanted and self.has(name) else None
+        for name in self.parts.processors:
+            wanted = which is Frozen.ALL and self.has(name)
+            components[name] = processor(name) if wanted else None
         return components
 
-    def frozen_on_meta(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Like `frozen`, from config files alone; processors stand in for those with words."""
-        components: dict[str, Any] = {}
-        for name, module_class in self.parts.modules.items():
-            components[name] = self._if_there(
-                name, lambda folder, c=module_class: module_on_meta(folder, c, dtype)
-            )
-        for name in self.parts.processors:
-            blank = self.parts.blank.get(name, BlankTokenizer)
-            components[name] = blank() if self.has(name) else None
-        return components
+    def _processor(self, name: str) -> Any:
+        return self._read(name, lambda folder: _processor(folder, self.parts.processors[name]))
+
+    def _blank(self, name: str) -> Any:
+        return self.parts.blank.get(name, BlankTokenizer)()
 
     def scheduler(self) -> Any:
         scheduler_class = self.parts.schedulers[self.index[SCHEDULER][1]]
@@ -131,9 +142,6 @@ class DiffusersFolder:
     def config(self, name: str) -> Mapping[str, Any]:
         """A component's config.json."""
         return self._read(name, lambda folder: json.loads((folder / "config.json").read_text()))
-
-    def _if_there(self, name: str, reader: Callable[[Path], T]) -> T | None:
-        return self._read(name, reader) if self.has(name) else None
 
     def _read(self, name: str, reader: Callable[[Path], T]) -> T:
         """reader(path / name), every failure told as a ModelError."""

@@ -71,9 +71,9 @@ class FluxModel(PipelineModel):
         guidance = torch.full((len(prompts),), sampling.guidance_scale, device=pooled.device)
         return FluxConditioning(prompt_embeds, pooled, guidance)
 
-    def encode_negative(self, prompts: Sequence[PromptRecord], sampling: SamplingParams) -> None:
-        """None: guidance is an input of the network."""
-        return
+    def needs_negative(self, sampling: SamplingParams) -> bool:
+        """False: guidance is an input of the network."""
+        return False
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, FluxConditioning)

@@ -55,7 +55,7 @@ class PipelineModel(DiffusionModel):
         """
         folder = DiffusersFolder(path, cls.parts)
         networks = {n: folder.network(n, settings.network_dtype) for n in folder.network_names}
-        frozen = folder.frozen(settings.frozen_dtype) if settings.with_encoders else None
+        frozen = folder.frozen(settings.frozen, settings.frozen_dtype)
         return cls(folder, networks, frozen, settings)
 
     @classmethod
@@ -64,7 +64,7 @@ class PipelineModel(DiffusionModel):
         folder = DiffusersFolder(path, cls.parts)
         dtype = settings.network_dtype
         networks = {name: folder.network_skeleton(name, dtype) for name in folder.network_names}
-        frozen = folder.frozen(settings.frozen_dtype) if settings.with_encoders else None
+        frozen = folder.frozen(settings.frozen, settings.frozen_dtype)
         return cls(folder, networks, frozen, settings)
 
     @classmethod
@@ -73,7 +73,7 @@ class PipelineModel(DiffusionModel):
         folder = DiffusersFolder(path, cls.parts)
         dtype = settings.network_dtype
         networks = {name: folder.network_on_meta(name, dtype) for name in folder.network_names}
-        frozen = folder.frozen_on_meta(settings.frozen_dtype) if settings.with_encoders else None
+        frozen = folder.frozen_on_meta(settings.frozen, settings.frozen_dtype)
         return cls(folder, networks, frozen, settings)
 
     def network_files(self) -> Mapping[str, Sequence[Path]]:

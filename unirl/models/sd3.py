@@ -6,7 +6,7 @@ T5, as the pipeline does.
 
     settings = LoadSettings(
         frozen_dtype=torch.bfloat16, compute_dtype=torch.bfloat16,
-        max_sequence_length=256, with_encoders=True,
+        max_sequence_length=256, frozen=Frozen.ALL,
     )
     model = StableDiffusion3Model.load(Path("stable-diffusion-3.5-medium"), settings)
 """

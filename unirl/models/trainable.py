@@ -6,7 +6,7 @@ import torch
 
 from unirl.config import catalog
 from unirl.config.schema import RunConfig
-from unirl.models.base import DiffusionModel, LoadSettings
+from unirl.models.base import DiffusionModel, Frozen, LoadSettings
 from unirl.models.lora import attach_lora
 from unirl.samplers.noise import seed_of
 
@@ -14,12 +14,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def load_settings(config: RunConfig, with_encoders: bool) -> LoadSettings:
-    """What the recipe asks of `DiffusionModel.load`."""
+    """What the recipe asks of `DiffusionModel.load`.
+
+    with_encoders: for a model that samples, not only for one that is trained.
+    """
+    sampler = Frozen.ALL if config.model.encodings is None else Frozen.DECODER
     return LoadSettings(
         frozen_dtype=DTYPES[config.model.frozen_dtype],
         compute_dtype=DTYPES[config.model.precision],
         max_sequence_length=config.model.max_sequence_length,
-        with_encoders=with_encoders,
+        frozen=sampler if with_encoders else Frozen.NONE,
     )
 
 

@@ -21,6 +21,7 @@ from unirl.config.resources import RELEASES, release_names, resolve_path
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.models.base import DiffusionModel
+from unirl.models.stored_encodings import EncodedBefore, ExampleEncodings
 from unirl.models.trainable import load_settings, make_trainable
 
 
@@ -54,6 +55,8 @@ def blueprint_model(config: RunConfig, with_encoders: bool) -> Blueprint:
     """
     shapes = _shapes(config)
     model = shapes.model_class.blueprint(shapes.folder, load_settings(config, with_encoders))
+    if config.model.encodings is not None and with_encoders:
+        model = EncodedBefore(model, ExampleEncodings(model))
     make_trainable(_with_targets(config, shapes.lora_targets), model)
     classes = config.backend.block_classes or shapes.block_classes
     return Blueprint(model, shapes.source, tuple(classes))

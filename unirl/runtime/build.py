@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -34,12 +35,14 @@ from unirl.models.condition_images import require_images
 from unirl.reward.scorer import Scorer
 from unirl.reward.service import RewardService, WeightedScorer
 from unirl.rollout.engine import RolloutEngine
-from unirl.runtime.training_model import build_model, build_training_model
+from unirl.runtime.training_model import build_model, build_training_model, encode_before
 from unirl.train.backend import TrainBackend
 from unirl.train.stack import TrainStack
 from unirl.train.teachers import read_teacher
 from unirl.trainer.requests import training_params
 from unirl.weight_sync.base import SharedWeights, WeightSync
+
+logger = logging.getLogger("unirl.build")
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,10 @@ def build_roles(
 ) -> Roles:
     """The rollout engine and the train stack, with their weights, beside the reward."""
     device = pick_device(config.device)
+    if config.model.encodings is not None:
+        records = (*prompts.train, *prompts.evaluation)
+        written = ranks.on_main(lambda: encode_before(config, records, device))
+        logger.info("encoded %d prompts into %s", written, config.model.encodings)
     sync = sync_name(config)
     if sync is None:
         return _with_one_model(config, prompts, reward, device, ranks, host)

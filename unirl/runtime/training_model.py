@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -11,14 +12,17 @@ from unirl.config import catalog
 from unirl.config.components import import_component, is_own
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
+from unirl.core.types import PromptRecord
 from unirl.distributed.ranks import Ranks
-from unirl.models.base import DiffusionModel
+from unirl.models.base import DiffusionModel, Frozen
 from unirl.models.blocks import block_names
 from unirl.models.filling import fill_from_files
 from unirl.models.lora import adapter_parameters, initial_value
+from unirl.models.stored_encodings import EncodedBefore, EncodingStore, fill, missing
 from unirl.models.trainable import adapter_seed, load_settings, make_trainable
 from unirl.train.activation_checkpointing import checkpoint_activations
 from unirl.train.backend import CopiesBackend, TrainBackend, WholeBackend, write_share
+from unirl.trainer.requests import evaluation_params, training_params
 
 
 def build_model(config: RunConfig, device: torch.device, with_encoders: bool) -> DiffusionModel:
@@ -55,12 +59,45 @@ def build_training_model(
 
 
 def _read(config: RunConfig, with_encoders: bool, *, in_shards: bool) -> DiffusionModel:
-    name = config.model.family
-    family: type[DiffusionModel] = import_component(
-        name if is_own(name) else catalog.MODELS[name].path
-    )
+    family = _family(config)
     load = family.load_skeleton if in_shards else family.load
-    return load(resolve_path(config.model.path), load_settings(config, with_encoders))
+    model = load(resolve_path(config.model.path), load_settings(config, with_encoders))
+    store = encoding_store(config)
+    return model if store is None or not with_encoders else EncodedBefore(model, store)
+
+
+def _family(config: RunConfig) -> type[DiffusionModel]:
+    name = config.model.family
+    return import_component(name if is_own(name) else catalog.MODELS[name].path)
+
+
+def encoding_store(config: RunConfig) -> EncodingStore | None:
+    """Where the encodings of model.encodings are; None where every rollout encodes."""
+    if config.model.encodings is None:
+        return None
+    folder, path = resolve_path(config.model.encodings), resolve_path(config.model.path)
+    return EncodingStore(folder, path, config.model.family, load_settings(config, True))
+
+
+def encode_before(config: RunConfig, prompts: Sequence[PromptRecord], device: torch.device) -> int:
+    """Write the encodings that model.encodings lacks; returns how many there were to write.
+
+    The encoders are loaded beside a network without memory, and are gone afterwards.
+    """
+    store = encoding_store(config)
+    if store is None:
+        return 0
+    samplings = [training_params(config)]
+    if config.eval_interval > 0:
+        samplings.append(evaluation_params(config))
+    lacking = missing(store, prompts, samplings)
+    if lacking:
+        settings = replace(load_settings(config, True), frozen=Frozen.ALL)
+        encoder = _family(config).load_skeleton(resolve_path(config.model.path), settings)
+        for module in encoder.frozen_modules.values():
+            module.to(device)
+        fill(store, encoder, lacking)
+    return len(lacking)
 
 
 def _shard(

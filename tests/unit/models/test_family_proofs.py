@@ -21,9 +21,10 @@ from unirl.algorithms.making import make_algorithm
 from unirl.config.catalog import MODELS
 from unirl.config.schema import AlgorithmConfig
 from unirl.core.types import PromptBatch, Rollout, RolloutRequest, SamplingParams
-from unirl.models.base import DiffusionModel
+from unirl.models.base import DiffusionModel, Frozen
 from unirl.models.filling import fill_from_files
 from unirl.models.lora import adapter_parameters, attach_lora
+from unirl.models.stored_encodings import EncodedBefore, EncodingStore, fill, missing
 from unirl.rollout.sampling import sample_with_model
 
 CPU = torch.device("cpu")
@@ -251,7 +252,7 @@ def test_an_exported_adapter_gives_the_same_picture_in_a_fresh_pipeline(
     case = loaded.case
     fresh = case.pipeline(loaded.folder)
     before = case.call(fresh, case.prompts, sampling, noise_of(loaded, sampling), "latent")
-    fresh.load_lora_weights(tmp_path)
+    case.load_adapter(fresh, tmp_path)
     after = case.call(fresh, case.prompts, sampling, noise_of(loaded, sampling), "latent")
     torch.testing.assert_close(ours, after.float(), rtol=0, atol=10 * case.tolerance)
     assert (before - after).abs().max() > 1e-2, "the adapter must change the picture"
@@ -303,6 +304,28 @@ def test_without_encoders_only_the_network_is_loaded(loaded: Loaded) -> None:
     encoded = loaded.model.encode(loaded.case.prompts, sampling)
     for name, value in vars(conditioning).items():
         assert value.ndim == getattr(encoded, name).ndim, name
+
+
+def test_encodings_are_kept_on_disk_and_stand_in_for_the_encoders(
+    loaded: Loaded, tmp_path: Path
+) -> None:
+    case, sampling = loaded.case, loaded.sampling(loaded.case.guidance_scales[-1])
+    store = EncodingStore(tmp_path, loaded.folder, case.family, case.settings())
+    lacking = missing(store, case.prompts, [sampling])
+    assert lacking
+    fill(store, loaded.model, lacking)
+    assert not missing(store, case.prompts, [sampling])
+    settings = replace(case.settings(), frozen=Frozen.DECODER)
+    bare = case.model_class.load(loaded.folder, settings)
+    assert len(bare.frozen_modules) < len(loaded.model.frozen_modules)
+    ours = sampled(loaded, sampling, model=EncodedBefore(bare, store))
+    usual = sampled(loaded, sampling)
+    torch.testing.assert_close(
+        ours.trajectory.final_latents,
+        usual.trajectory.final_latents,
+        rtol=0,
+        atol=max(case.tolerance, 1e-4),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unirl.core.errors import ModelError
 from unirl.core.types import SamplingParams
-from unirl.models.base import LoadSettings
+from unirl.models.base import Frozen, LoadSettings
 from unirl.models.sd3 import Sd3Conditioning, StableDiffusion3Model
 
 HEIGHT, WIDTH = 32, 64
@@ -84,7 +84,7 @@ def load(
         frozen_dtype=frozen_dtype,
         compute_dtype=compute_dtype,
         max_sequence_length=MAX_SEQUENCE_LENGTH,
-        with_encoders=with_encoders,
+        frozen=Frozen.ALL if with_encoders else Frozen.NONE,
     )
     return StableDiffusion3Model.load(folder, settings)
 

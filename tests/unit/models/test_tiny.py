@@ -11,7 +11,7 @@ from builders import host_arena, prompts, rollout_request, sample, sampling_para
 from unirl.config.resources import resolve_path
 from unirl.core.errors import DataError, ModelError
 from unirl.memory.movers import RoleWeights, module_components
-from unirl.models.base import LoadSettings
+from unirl.models.base import Frozen, LoadSettings
 from unirl.models.tiny import TinyModel
 from unirl.models.tiny_dit import save_tiny_dit
 
@@ -25,7 +25,7 @@ def load(
         frozen_dtype=frozen_dtype,
         compute_dtype=compute_dtype,
         max_sequence_length=256,
-        with_encoders=True,
+        frozen=Frozen.ALL,
     )
     return TinyModel.load(path, settings)
 

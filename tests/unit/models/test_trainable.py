@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unirl.cli.compose import compose
-from unirl.models.base import LoadSettings
+from unirl.models.base import Frozen, LoadSettings
 from unirl.models.trainable import load_settings
 
 
@@ -18,5 +18,5 @@ def test_the_settings_are_those_of_the_recipe(with_encoders: bool) -> None:
         frozen_dtype=torch.float32,
         compute_dtype=torch.bfloat16,
         max_sequence_length=7,
-        with_encoders=with_encoders,
+        frozen=Frozen.ALL if with_encoders else Frozen.NONE,
     )
