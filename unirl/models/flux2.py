@@ -158,9 +158,9 @@ class Flux2Model(Flux2Family):
         schedulers={"FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler},
     )
 
-    def encode_negative(self, prompts: Sequence[PromptRecord], sampling: SamplingParams) -> None:
-        """None: guidance is an input of the network."""
-        return
+    def needs_negative(self, sampling: SamplingParams) -> bool:
+        """False: guidance is an input of the network."""
+        return False
 
 
 class Flux2KleinModel(Flux2Family):
