@@ -132,4 +132,12 @@ MODELS = {
         pipelines=("StableDiffusionXLPipeline",),
         trained_levels=True,
     ),
+    "sana": ModelEntry(
+        path="unirl.models.sana:SanaModel",
+        description="Sana and Sana 1.5 from a diffusers folder",
+        lora_targets=_WAN_ATTENTION,
+        size_multiple=32,
+        block_classes=("SanaTransformerBlock",),
+        pipelines=("SanaPipeline",),
+    ),
 }

@@ -60,6 +60,10 @@ class BlankTokenizer:
         """No words: pipelines look here for names of learned embeddings."""
         return []
 
+    def encode(self, text: str) -> list[int]:
+        """As many tokens as such a text about has: four letters each, as in English."""
+        return [0] * (len(text) // 4)
+
     def apply_chat_template(
         self, chats: list[Any], *, tokenize: bool, max_length: int = 1, **_: Any
     ) -> Any:

@@ -16,6 +16,10 @@ from torch import Tensor
 
 from unirl.samplers.gaussian import Gaussian
 
+NEARLY_ONE = 0.999
+"""Flow schedules of DPM-Solver begin a little below 1, at 0.9997 with a shift of 3; a first step
+from there would be ten times as noisy as one from 1."""
+
 
 def euler(latents: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
     """The ODE step x + v dt, for latents [B, *latent] and sigmas [B]."""
@@ -52,9 +56,9 @@ def make_kernel(name: str, eta: float, sigmas: tuple[float, ...]) -> Kernel:
 def _flow(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, kernel: Kernel) -> Gaussian:
     """Flow-GRPO's reverse-time SDE (arXiv:2505.05470): diffusion eta sqrt(s / (1 - s)).
 
-    Where s = 1 the schedule's second level stands in for it in 1 - s.
+    Where s is nearly 1 the schedule's second level stands in for it in 1 - s.
     """
-    s_safe = torch.where(s == 1, torch.full_like(s, kernel.sigmas[1]), s)
+    s_safe = torch.where(s > NEARLY_ONE, torch.full_like(s, kernel.sigmas[1]), s)
     return _reverse_sde(x, v, s, s_next, kernel.eta * (s / (1 - s_safe)).sqrt())
 
 

@@ -40,13 +40,19 @@ BILLIONS = {
     "flux.2-klein-4b": {"network": 3.88, "vae": 0.0840, "text_encoder": 4.02},
     "flux.2-klein-9b": {"network": 9.08, "vae": 0.0840, "text_encoder": 8.19},
     "qwen-image": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
+    "sana-1.6b": {"network": 1.605, "vae": 0.3122, "text_encoder": 2.614},
     "wan2.1-t2v-1.3b": {"network": 1.419, **WAN_ENCODERS},
     "wan2.1-t2v-14b": {"network": 14.29, **WAN_ENCODERS},
+    "z-image-turbo": {"network": 6.15, "vae": KL_VAE, "text_encoder": 4.02},
 }
 
 EARLIEST = pytest.approx(0.8935, abs=1e-4)
-STARTS = {"sd1.5": EARLIEST, "sdxl-base-1.0": EARLIEST}
-"""The first noise level, where it is not 1: that of timestep 901, with 10 steps of 1000."""
+STARTS = {
+    "sd1.5": EARLIEST,
+    "sdxl-base-1.0": EARLIEST,
+    "sana-1.6b": pytest.approx(0.9997, abs=1e-4),
+}
+"""The first noise level of 10 steps, where it is not 1: that of timestep 901, or of 999.7."""
 
 
 def recipe(release: str, *keys: str) -> RunConfig:
@@ -95,7 +101,7 @@ def test_schedule_and_latents_are_there_without_weights(release: str) -> None:
     sigmas = model.sigmas(sampling)
     assert (len(sigmas), sigmas[0], sigmas[-1]) == (11, STARTS.get(release, 1.0), 0.0)
     channels, *_, height, width = model.latent_shape(sampling)
-    assert channels * height * width in (4 * 64 * 64, 16 * 64 * 64, 128 * 32 * 32)
+    assert channels * height * width in (32 * 16 * 16, 4 * 64 * 64, 16 * 64 * 64, 128 * 32 * 32)
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:

@@ -120,6 +120,13 @@ def test_cps_at_its_largest_noise_level_is_finite_and_keeps_the_noise_amplitude(
     assert float(gaussian.std[0]) == pytest.approx(sigmas[4])
 
 
+def test_a_first_level_just_below_one_is_as_noisy_as_one():
+    rest = SCHEDULES["linspace_shift3"][1:]
+    near, _ = transition_at("flow", 0.7, [0.9997, *rest], 0, "img")
+    one, _ = transition_at("flow", 0.7, [1.0, *rest], 0, "img")
+    torch.testing.assert_close(near.std, one.std, rtol=5e-3, atol=0)
+
+
 @pytest.mark.parametrize("kernel", ["flow", "dance", "flash", "cps", "ddim"])
 def test_samples_of_a_batch_may_stand_at_different_noise_levels(kernel):
     sigmas = SCHEDULES["linspace_shift3"]
