@@ -140,4 +140,12 @@ MODELS = {
         block_classes=("SanaTransformerBlock",),
         pipelines=("SanaPipeline",),
     ),
+    "z_image": ModelEntry(
+        path="unirl.models.z_image:ZImageModel",
+        description="Z-Image and Z-Image-Turbo from a diffusers folder",
+        lora_targets=tuple(f"attention.{layer}" for layer in ("to_q", "to_k", "to_v", "to_out.0")),
+        size_multiple=16,
+        block_classes=("ZImageTransformerBlock",),
+        pipelines=("ZImagePipeline",),
+    ),
 }

@@ -10,12 +10,13 @@ are worked out once and Python is not asked for a tensor's device.
         network(latents).sum().backward()  # after make_weightless(network)
 
 A value that is asked for (`item`) is 0. Where a result's shape depends on values, it is the
-largest it could be: all values are different for `unique`, and none is 0 for `nonzero`.
+largest it could be: all values are different for `unique`, none is 0 for `nonzero`, and a mask that
+picks values picks all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -126,9 +127,20 @@ def _none_is_zero(values: Tensor) -> Tensor:
     return torch.empty((values.numel(), values.ndim), dtype=torch.int64, device=META)
 
 
+def _picked(values: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    places: list[Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype == torch.bool:
+            places += _none_is_zero(index).unbind(1)
+        else:
+            places.append(index)
+    return torch.ops.aten.index.Tensor(values, places)
+
+
 _LARGEST: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten._unique2.default: _all_different,
     torch.ops.aten.nonzero.default: _none_is_zero,
+    torch.ops.aten.index.Tensor: _picked,
 }
 """In place of operations whose results' shape depends on values."""
 

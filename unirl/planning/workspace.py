@@ -136,7 +136,7 @@ def _measure(
         encode = _encode_peak(model, requests)
         sampled = [
             _sampling_peaks(model, request, config.rollout.forward_batch_size)
-            for request in _of_each_size(requests)
+            for request in _of_each_size(model, requests)
         ]
     denoise, decode, kept = (max(peaks) for peaks in zip(*sampled, strict=True))
     update = _Update(config, model, requests[0])
@@ -264,13 +264,15 @@ def _encode_peak(model: DiffusionModel, requests: Sequence[RolloutRequest]) -> i
     return peak
 
 
-def _of_each_size(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
+def _of_each_size(
+    model: DiffusionModel, requests: Sequence[RolloutRequest]
+) -> list[RolloutRequest]:
     """The request of the most samples for every image size, with and without guidance."""
     largest = {}
     for request in sorted(requests, key=len):
         sampling = request.sampling
         size = sampling.height, sampling.width, sampling.num_frames
-        largest[size, sampling.decoded_frames, sampling.guidance_scale > 1] = request
+        largest[size, sampling.decoded_frames, model.needs_negative(sampling)] = request
     return list(largest.values())
 
 

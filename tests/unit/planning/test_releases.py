@@ -44,6 +44,7 @@ BILLIONS = {
     "wan2.1-t2v-1.3b": {"network": 1.419, **WAN_ENCODERS},
     "wan2.1-t2v-14b": {"network": 14.29, **WAN_ENCODERS},
     "z-image-turbo": {"network": 6.15, "vae": KL_VAE, "text_encoder": 4.02},
+    "z-image-turbo": {"network": 6.15, "vae": KL_VAE, "text_encoder": 4.02},
 }
 
 EARLIEST = pytest.approx(0.8935, abs=1e-4)

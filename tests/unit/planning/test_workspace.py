@@ -254,6 +254,14 @@ def test_published_networks_run_without_memory(release: str) -> None:
     assert min(workspace.encode, workspace.rollout, workspace.decode) > 0
 
 
+def test_what_a_mask_picks_is_counted_as_all_of_it() -> None:
+    with WeightlessMode():
+        tokens, mask = torch.zeros(2, 5, 7), torch.zeros(2, 5, dtype=torch.bool)
+        assert tokens[0][mask[0]].shape == (5, 7)
+        assert tokens[mask].shape == (10, 7)
+        assert tokens[:, mask[1]].shape == (2, 5, 7)
+
+
 def test_attention_never_holds_a_length_by_length_matrix() -> None:
     length, heads, width = 2**16, 24, 64
     with WeightlessMode():
