@@ -24,8 +24,13 @@ from families.case import FamilyCase, uint8_of_videos
 from families.sd3 import T5_VOCABULARY, T5_WIDTH, t5_tokenizer
 from unirl.core.types import PromptRecord, SamplingParams
 
+BOUNDARY = 0.875
+"""Of the published Wan 2.2 T2V: two of five steps at flow_shift 3 are above."""
 
-def build_tiny_wan(folder: Path, *, scheduler: str = "unipc", seed: int = 0) -> Path:
+
+def build_tiny_wan(
+    folder: Path, *, scheduler: str = "unipc", with_experts: bool = False, seed: int = 0
+) -> Path:
     """`folder`, filled with weights that depend on `seed` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -35,6 +40,8 @@ def build_tiny_wan(folder: Path, *, scheduler: str = "unipc", seed: int = 0) -> 
             vae=wan_vae(),
             text_encoder=umt5_encoder(),
             tokenizer=t5_tokenizer(),  # type: ignore[arg-type]
+            transformer_2=wan_transformer() if with_experts else None,
+            boundary_ratio=BOUNDARY if with_experts else None,
         )
     pipeline.save_pretrained(folder)
     return folder
@@ -103,6 +110,11 @@ def _call(
     return output if output_type == "latent" else uint8_of_videos(output)
 
 
+def load_both_adapters(pipeline: Any, folder: Path) -> None:
+    pipeline.load_lora_weights(folder)
+    pipeline.load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)
+
+
 def _case(name: str, build: Any, **sampling: Any) -> FamilyCase:
     return FamilyCase(
         name=name,
@@ -120,4 +132,13 @@ def _case(name: str, build: Any, **sampling: Any) -> FamilyCase:
 CASES = [
     _case("wan2.1", build_tiny_wan, solver="unipc"),
     _case("wan2.1-euler", partial(build_tiny_wan, scheduler="euler")),
+    replace(
+        _case(
+            "wan2.2",
+            partial(build_tiny_wan, with_experts=True),
+            solver="unipc",
+            low_noise_guidance_scale=3.0,
+        ),
+        load_adapter=load_both_adapters,
+    ),
 ]

@@ -24,6 +24,8 @@ from unirl.models.base import LoadSettings
 from unirl.models.diffusers_folder import DiffusersFolder
 from unirl.models.experts import NoiseLevelExperts
 from unirl.models.flow_match import scheduler_sigmas
+from unirl.models.lora import adapter_parameters
+from unirl.models.lora_export import write_lora
 from unirl.models.pipeline_model import PipelineModel
 from unirl.models.video_frames import decoded_video, num_latent_frames
 
@@ -54,6 +56,19 @@ class WanFlowModel(PipelineModel):
         if not self._has_experts:
             return super().network_files()
         return {f"{name}.": self.folder.network_files(name) for name in self.networks}
+
+    def write_adapter(self, folder: Path) -> Path:
+        """With two networks the second one's file is in `folder`/transformer_2, for diffusers'
+        `load_lora_weights(folder + "/transformer_2", load_into_transformer_2=True)`."""
+        if not self._has_experts or not adapter_parameters(self.network):
+            return super().write_adapter(folder)
+        # PEFT notes an adapter on the module it was attached to, and these are written one by one.
+        for expert in self.networks.values():
+            expert.peft_config = self.network.peft_config
+        first, second = self.networks.values()
+        pipeline_class = self.folder.pipeline_class
+        write_lora(pipeline_class, {"transformer": second}, folder / "transformer_2")
+        return write_lora(pipeline_class, {"transformer": first}, folder)
 
     def encode_texts(self, prompts: Sequence[PromptRecord]) -> Tensor:
         """[B, max_sequence_length, D]."""
@@ -199,6 +214,5 @@ def _whole_network(
         )
     if ratio is None:
         return networks["transformer"]
-    return NoiseLevelExperts(
-        networks["transformer"], networks["transformer_2"], ratio * num_timesteps
-    )
+    boundary = ratio * num_timesteps
+    return NoiseLevelExperts(networks["transformer"], networks["transformer_2"], boundary).eval()

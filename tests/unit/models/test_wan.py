@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import UniPCMultistepScheduler
-from families.wan import CASES
+from families.wan import BOUNDARY, CASES
+from torch import Tensor
 
 from unirl.core.errors import ModelError
+from unirl.planning.weightless import WeightlessMode, make_weightless
 
-CASE = CASES[0]
+CASE, TWO = CASES[0], CASES[-1]
 SAMPLING = CASE.sampling
 
 
@@ -101,3 +104,65 @@ def test_folders_of_another_kind_are_refused(
     (copy / "model_index.json").write_text(json.dumps({**index, **settings}))
     with pytest.raises(ModelError, match=message):
         CASE.load(copy)
+
+
+# --- two networks ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return TWO.load(TWO.build(tmp_path_factory.mktemp("models") / "wan2.2"))
+
+
+def asked(model: Any, levels: list[float]) -> Tensor:
+    """[B, *latent] velocities of rows at these levels, each from its own noise."""
+    generator = torch.Generator().manual_seed(1)
+    latents = torch.randn(3, *model.latent_shape(SAMPLING), generator=generator)
+    conditioning = model.encode(TWO.prompts[:1], SAMPLING).select(torch.zeros(3, dtype=torch.int64))
+    rows = torch.arange(len(levels))
+    return model.velocity(latents[rows], torch.tensor(levels), conditioning.select(rows))
+
+
+def test_each_row_of_a_batch_goes_to_its_expert(experts: Any) -> None:
+    mixed = asked(experts, [0.3, 0.95, 0.5])
+    high, low = asked(experts, [0.95] * 3), asked(experts, [0.3, 0.3, 0.5])
+    torch.testing.assert_close(mixed[[0, 2]], low[[0, 2]], rtol=0, atol=1e-6)
+    torch.testing.assert_close(mixed[1], high[1], rtol=0, atol=1e-6)
+    experts.network.transformer.proj_out.weight.data *= 2
+    assert torch.equal(asked(experts, [0.3, 0.3, 0.5]), low)
+    assert not torch.allclose(asked(experts, [0.95] * 3), high)
+    experts.network.transformer.proj_out.weight.data /= 2
+
+
+def test_the_boundary_itself_is_high_noise(experts: Any) -> None:
+    assert experts.network.boundary == 1000 * BOUNDARY
+    scales = experts._guidance_scales(
+        torch.tensor([1.0, BOUNDARY, BOUNDARY - 1e-3]),
+        replace(SAMPLING, guidance_scale=4.0, low_noise_guidance_scale=3.0),
+    )
+    assert scales.tolist() == [4, 4, 3]
+
+
+def test_an_expert_without_rows_takes_part_with_gradients_of_zero(experts: Any) -> None:
+    experts.network.requires_grad_(True)
+    asked(experts, [0.95, 0.99, 1.0]).square().mean().backward()
+    for name, parameter in experts.network.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(parameter.grad.any()) == name.startswith("transformer."), name
+    experts.network.requires_grad_(False)
+
+
+def test_a_plan_has_all_rows_in_one_expert(experts: Any) -> None:
+    model = copy.deepcopy(experts)
+    make_weightless(model.network)
+    with WeightlessMode():
+        latents = torch.zeros(3, *model.latent_shape(SAMPLING))
+        conditioning = model.example_conditioning(3, SAMPLING, torch.Generator())
+        velocity = model.velocity(latents, torch.full((3,), 0.5), conditioning)
+    assert velocity.shape == latents.shape
+
+
+def test_one_scale_for_both_experts_is_the_default(experts: Any) -> None:
+    sigma = torch.tensor([0.9, 0.1])
+    scales = experts._guidance_scales(sigma, replace(SAMPLING, guidance_scale=4.0))
+    assert scales.tolist() == [4, 4]

@@ -43,7 +43,7 @@ BILLIONS = {
     "sana-1.6b": {"network": 1.605, "vae": 0.3122, "text_encoder": 2.614},
     "wan2.1-t2v-1.3b": {"network": 1.419, **WAN_ENCODERS},
     "wan2.1-t2v-14b": {"network": 14.29, **WAN_ENCODERS},
-    "z-image-turbo": {"network": 6.15, "vae": KL_VAE, "text_encoder": 4.02},
+    "wan2.2-t2v-a14b": {"network": 2 * 14.29, **WAN_ENCODERS},
     "z-image-turbo": {"network": 6.15, "vae": KL_VAE, "text_encoder": 4.02},
 }
 
