@@ -30,6 +30,9 @@ from torch.distributed._composable import checkpoint
 
 from unirl.algorithms.base import BASE, Policy
 from unirl.algorithms.making import make_algorithm
+from unirl.config.catalog import MODELS
+from unirl.config.components import is_own
+from unirl.config.resources import ASSETS
 from unirl.config.schema import RunConfig
 from unirl.core.types import (
     Conditioning,
@@ -119,11 +122,15 @@ def _requests(config: RunConfig, model: DiffusionModel) -> list[RolloutRequest]:
 
 
 def _prompts(num_prompts: int, config: RunConfig) -> PromptBatch:
-    """One device's share of so many prompts; the empty text is one that every family takes, and
-    all are taught by the first teacher where there are several."""
+    """One device's share of so many prompts; the empty text is one that every family takes, with
+    the fewest images it takes, and all are taught by the first teacher where there are several."""
     share = math.ceil(num_prompts / config.num_devices)
     domain = next(iter(config.algorithm.teachers), None)
-    return PromptBatch((PromptRecord("", "", {config.algorithm.teacher_key: domain}),) * share)
+    family = config.model.family
+    num_images = 0 if is_own(family) else MODELS[family].num_images.start
+    images = (str(ASSETS / "blank.png"),) * num_images
+    record = PromptRecord("", "", {config.algorithm.teacher_key: domain}, images)
+    return PromptBatch((record,) * share)
 
 
 def _measure(
