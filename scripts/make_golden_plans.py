@@ -1,6 +1,7 @@
 """Write the plans of all shipped recipes to tests/golden/plans, one JSON file each.
 
-    python scripts/make_golden_plans.py
+    python scripts/make_golden_plans.py              # all
+    python scripts/make_golden_plans.py quickstart   # or those that are named
 
 A test compares them with what the code plans now, so a change of a recipe, or of what moves, shows
 as a change of these files. Look at the difference before it is committed.
@@ -48,7 +49,7 @@ def golden_plan(recipe: str) -> dict[str, Any]:
 
 def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for recipe in shipped_recipes():
+    for recipe in sys.argv[1:] or shipped_recipes():
         golden_file(recipe).write_text(json.dumps(golden_plan(recipe), indent=1) + "\n")
         print(golden_file(recipe))
     return 0

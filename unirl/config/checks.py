@@ -194,7 +194,9 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
 
 def _adapter(config: RunConfig) -> Iterator[Problem]:
     if config.stack.lora is not None:
-        if config.stack.lora.target_modules is None and is_own(config.model.family):
+        family = config.model.family
+        known = () if is_own(family) else catalog.MODELS[family].lora_targets
+        if config.stack.lora.target_modules is None and not known:
             yield Problem(
                 "stack.lora.target_modules",
                 f"is null, but no targets are known for model.family={config.model.family}. "
@@ -228,7 +230,9 @@ def _reference_without_adapter(config: RunConfig) -> Iterator[Problem]:
 def _blocks(config: RunConfig) -> Iterator[Problem]:
     backend = config.backend
     in_shards = config.num_devices > 1 and backend.mesh != "no_shard"
-    unknown = backend.block_classes is None and is_own(config.model.family)
+    family = config.model.family
+    known = () if is_own(family) else catalog.MODELS[family].block_classes
+    unknown = backend.block_classes is None and not known
     if unknown and (in_shards or backend.activation_checkpointing):
         yield Problem(
             "backend.block_classes",
@@ -245,11 +249,27 @@ def _encodings(config: RunConfig) -> Iterator[Problem]:
             "model.encodings",
             "has nothing to keep: the tiny family has no text encoder. Set model.encodings=null.",
         )
+    if config.model.family == "generic":
+        yield Problem(
+            "model.encodings",
+            "leaves out the encoders, but model.family=generic runs whole pipelines. Set "
+            "model.encodings=null.",
+        )
     if config.rollout.engine == "recorded":
         yield Problem(
             "model.encodings",
             "leaves out the encoders, but rollout.engine=recorded needs the image encoder. "
             "Set model.encodings=null.",
+        )
+
+
+def _generic(config: RunConfig) -> Iterator[Problem]:
+    """Its conditioning is a number in the model's own list of prompts."""
+    if config.model.family == "generic" and not engine_capabilities(config).shares_train_weights:
+        yield Problem(
+            "rollout.engine",
+            f"is {config.rollout.engine}, a model of its own, but model.family=generic samples and "
+            "trains with one pipeline. Set rollout.engine=trainside.",
         )
 
 
@@ -363,6 +383,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     device_geometry: ("batch_size", "num_devices", "backend.mesh", "backend.shard_size"),
     _blocks: ("backend.block_classes", "model.family", "num_devices", "backend"),
     _encodings: ("model.encodings", "model.family", "rollout.engine"),
+    _generic: ("model.family", "rollout.engine"),
     _dora: ("stack.lora.use_dora", "num_devices", "backend.mesh"),
     _gathering: ("backend.gather_dtype", "backend.mesh", "model.precision", "rollout.unshard"),
     _unshard: ("rollout.unshard", "rollout.engine"),

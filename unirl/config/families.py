@@ -25,10 +25,10 @@ class ModelEntry:
     """How many condition images a prompt may come with."""
     guided_by_input: bool = False
     """Guidance is an input of the network, not a second answer of it."""
-    trained_levels: bool = False
-    """The network knows the noise levels of its own timesteps only, none of them 1."""
     has_experts: bool = False
     """Some of its models have a network of their own for low noise."""
+    trained_levels: bool = False
+    """The network knows the noise levels of its own timesteps only, none of them 1."""
 
 
 _JOINT_ATTENTION = (
@@ -37,15 +37,6 @@ _JOINT_ATTENTION = (
 )
 """Attention of both streams, as in most transformers with an image and a text stream."""
 
-_FLUX2_ATTENTION = (*_JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
-"""Blocks of one stream have all their inputs in one layer."""
-
-_WAN_ATTENTION = (
-    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
-    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
-)
-"""Self- and cross-attention of Wan's blocks."""
-
 _UNET_ATTENTION = tuple(
     f"{attention}.{layer}"
     for attention in ("attn1", "attn2")
@@ -53,7 +44,24 @@ _UNET_ATTENTION = tuple(
 )
 """Self- and cross-attention of Stable Diffusion's UNets."""
 
+_WAN_ATTENTION = (
+    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
+    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
+)
+"""Self- and cross-attention of Wan's blocks."""
+
+_FLUX2_ATTENTION = (*_JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
+"""Blocks of one stream have all their inputs in one layer."""
+
 MODELS = {
+    "generic": ModelEntry(
+        path="unirl.models.generic:GenericModel",
+        description="any other flow-matching pipeline of diffusers, through its own call (slower)",
+        lora_targets=(),
+        size_multiple=1,
+        block_classes=(),
+        frame_stride=1,
+    ),
     "tiny": ModelEntry(
         path="unirl.models.tiny:TinyModel",
         description="1.9 M-parameter text-to-image flow model that ships with unirl (32 x 16)",
@@ -79,23 +87,6 @@ MODELS = {
         pipelines=("FluxPipeline",),
         guided_by_input=True,
     ),
-    "flux2": ModelEntry(
-        path="unirl.models.flux2:Flux2Model",
-        description="FLUX.2 dev from a diffusers folder",
-        lora_targets=_FLUX2_ATTENTION,
-        size_multiple=16,
-        block_classes=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
-        pipelines=("Flux2Pipeline",),
-        guided_by_input=True,
-    ),
-    "flux2_klein": ModelEntry(
-        path="unirl.models.flux2:Flux2KleinModel",
-        description="FLUX.2 klein from a diffusers folder",
-        lora_targets=_FLUX2_ATTENTION,
-        size_multiple=16,
-        block_classes=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
-        pipelines=("Flux2KleinPipeline",),
-    ),
     "wan": ModelEntry(
         path="unirl.models.wan:WanModel",
         description="Wan 2.1 and 2.2, text to video, from a diffusers folder",
@@ -106,13 +97,16 @@ MODELS = {
         frame_stride=4,
         has_experts=True,
     ),
-    "qwen_image": ModelEntry(
-        path="unirl.models.qwen_image:QwenImageModel",
-        description="Qwen-Image from a diffusers folder",
-        lora_targets=_JOINT_ATTENTION,
+    "wan_i2v": ModelEntry(
+        path="unirl.models.wan_i2v:WanImageToVideoModel",
+        description="Wan 2.1 and 2.2, image to video, from a diffusers folder",
+        lora_targets=_WAN_ATTENTION,
         size_multiple=16,
-        block_classes=("QwenImageTransformerBlock",),
-        pipelines=("QwenImagePipeline",),
+        block_classes=("WanTransformerBlock",),
+        pipelines=("WanImageToVideoPipeline",),
+        frame_stride=4,
+        num_images=range(1, 2),
+        has_experts=True,
     ),
     "sd15": ModelEntry(
         path="unirl.models.sd15:StableDiffusion15Model",
@@ -132,6 +126,31 @@ MODELS = {
         pipelines=("StableDiffusionXLPipeline",),
         trained_levels=True,
     ),
+    "qwen_image": ModelEntry(
+        path="unirl.models.qwen_image:QwenImageModel",
+        description="Qwen-Image from a diffusers folder",
+        lora_targets=_JOINT_ATTENTION,
+        size_multiple=16,
+        block_classes=("QwenImageTransformerBlock",),
+        pipelines=("QwenImagePipeline",),
+    ),
+    "flux2": ModelEntry(
+        path="unirl.models.flux2:Flux2Model",
+        description="FLUX.2 dev from a diffusers folder",
+        lora_targets=_FLUX2_ATTENTION,
+        size_multiple=16,
+        block_classes=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
+        pipelines=("Flux2Pipeline",),
+        guided_by_input=True,
+    ),
+    "flux2_klein": ModelEntry(
+        path="unirl.models.flux2:Flux2KleinModel",
+        description="FLUX.2 klein from a diffusers folder",
+        lora_targets=_FLUX2_ATTENTION,
+        size_multiple=16,
+        block_classes=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
+        pipelines=("Flux2KleinPipeline",),
+    ),
     "sana": ModelEntry(
         path="unirl.models.sana:SanaModel",
         description="Sana and Sana 1.5 from a diffusers folder",
@@ -140,6 +159,15 @@ MODELS = {
         block_classes=("SanaTransformerBlock",),
         pipelines=("SanaPipeline",),
     ),
+    "ltx2": ModelEntry(
+        path="unirl.models.ltx2:Ltx2Model",
+        description="LTX-2, text to video with sound, from a diffusers folder",
+        lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
+        size_multiple=32,
+        block_classes=("LTX2VideoTransformerBlock",),
+        pipelines=("LTX2Pipeline",),
+        frame_stride=8,
+    ),
     "z_image": ModelEntry(
         path="unirl.models.z_image:ZImageModel",
         description="Z-Image and Z-Image-Turbo from a diffusers folder",
@@ -147,5 +175,24 @@ MODELS = {
         size_multiple=16,
         block_classes=("ZImageTransformerBlock",),
         pipelines=("ZImagePipeline",),
+    ),
+    "qwen_image_edit": ModelEntry(
+        path="unirl.models.qwen_image_edit:QwenImageEditModel",
+        description="Qwen-Image-Edit 2509 and later from a diffusers folder",
+        lora_targets=_JOINT_ATTENTION,
+        size_multiple=16,
+        block_classes=("QwenImageTransformerBlock",),
+        pipelines=("QwenImageEditPlusPipeline",),
+        num_images=range(1, 4),
+    ),
+    "flux_kontext": ModelEntry(
+        path="unirl.models.flux_kontext:FluxKontextModel",
+        description="FLUX.1 Kontext, which edits an image, from a diffusers folder",
+        lora_targets=_JOINT_ATTENTION,
+        size_multiple=16,
+        block_classes=("FluxTransformerBlock", "FluxSingleTransformerBlock"),
+        pipelines=("FluxKontextPipeline",),
+        num_images=range(1, 2),
+        guided_by_input=True,
     ),
 }

@@ -26,12 +26,18 @@ def scheduler_sigmas(
         scheduler.set_timesteps(num_steps, **arguments)
     else:
         scheduler.set_timesteps(sigmas=list(grid), **arguments)
-    first, *rest = scheduler.sigmas.tolist()
+    return from_one_to_zero(scheduler.sigmas.tolist())
+
+
+def from_one_to_zero(levels: Sequence[float]) -> tuple[float, ...]:
+    """The levels with a first one of exactly 1. Raises ModelError where they do not run from 1 to
+    0."""
+    first, *rest = levels
     # Not `>`: a scheduler with shift_terminal gives NaN for one step.
     if not abs(first - 1) <= LARGEST_MISS or not rest or rest[-1] != 0:
         raise ModelError(
             f"the scheduler's noise levels run from {first:g} to {rest[-1] if rest else first:g} "
-            f"with sampling.num_inference_steps={num_steps}, where 1 to 0 is needed. Set "
+            f"with sampling.num_inference_steps={len(rest)}, where 1 to 0 is needed. Set "
             "sampling.sigma_schedule=linear, or another number of steps."
         )
     return (1.0, *rest)
