@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from unirl.config.catalog import MODELS
@@ -71,6 +73,10 @@ class FamilyCase:
     idle_targets: tuple[str, ...] = ()
     """Adapter targets whose output the network throws away, by the end of their name."""
 
+    patched: Mapping[str, Any] = field(default_factory=dict)
+    """What dotted names are while the proofs run: constants of pipelines that would make them slow,
+    and classes that need packages which the tests do without."""
+
     @property
     def model_class(self) -> type[DiffusionModel]:
         return import_component(MODELS[self.family].path)
@@ -97,6 +103,18 @@ class FamilyCase:
         pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
+
+
+def picture_file(name: str, width: int, height: int) -> str:
+    """A PNG of blocks of colour that depend on the name; it lasts as long as the process."""
+    values = np.random.default_rng([ord(c) for c in name]).integers(0, 256, (4, 4, 3))
+    path = Path(_PICTURES.name) / f"{name}.png"
+    blocks = Image.fromarray(values.astype(np.uint8))
+    blocks.resize((width, height), Image.Resampling.NEAREST).save(path)
+    return str(path)
+
+
+_PICTURES = TemporaryDirectory()
 
 
 def uint8_of(pictures: Sequence[Any]) -> Tensor:

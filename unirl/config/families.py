@@ -195,4 +195,13 @@ MODELS = {
         num_images=range(1, 2),
         guided_by_input=True,
     ),
+    "qwen_image_edit": ModelEntry(
+        path="unirl.models.qwen_image_edit:QwenImageEditModel",
+        description="Qwen-Image-Edit 2509 and later from a diffusers folder",
+        lora_targets=_JOINT_ATTENTION,
+        size_multiple=16,
+        block_classes=("QwenImageTransformerBlock",),
+        pipelines=("QwenImageEditPlusPipeline",),
+        num_images=range(1, 4),
+    ),
 }

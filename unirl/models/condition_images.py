@@ -6,12 +6,15 @@ in the files: each family makes them fit as its pipeline does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from unirl.core.errors import DataError
 from unirl.core.types import PromptRecord
+
+T = TypeVar("T")
 
 
 def open_images(record: PromptRecord) -> list[Image.Image]:
@@ -19,7 +22,12 @@ def open_images(record: PromptRecord) -> list[Image.Image]:
 
     Raises DataError naming the prompt and the file that is missing or no image.
     """
-    return [_open(path, record) for path in record.images]
+    return [_open(path, record, _upright) for path in record.images]
+
+
+def image_sizes(record: PromptRecord) -> list[tuple[int, int]]:
+    """(width, height) of each, from the files' headers. Raises DataError like `open_images`."""
+    return [_open(path, record, _size) for path in record.images]
 
 
 def require_images(records: Sequence[PromptRecord], allowed: range, key: str) -> None:
@@ -33,10 +41,20 @@ def require_images(records: Sequence[PromptRecord], allowed: range, key: str) ->
             )
 
 
-def _open(path: str, record: PromptRecord) -> Image.Image:
+def _upright(image: Image.Image) -> Image.Image:
+    return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def _size(image: Image.Image) -> tuple[int, int]:
+    lies_on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+    return (image.height, image.width) if lies_on_its_side else image.size
+
+
+def _open(path: str, record: PromptRecord, reader: Callable[[Image.Image], T]) -> T:
+    """reader(image), every failure told as a DataError."""
     try:
         with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return reader(image)
     except FileNotFoundError:
         raise DataError(
             f"prompt {record.text!r}: its image {path} is no file. Correct 'images' of the record."

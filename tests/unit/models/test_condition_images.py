@@ -9,7 +9,7 @@ from PIL import Image
 
 from unirl.core.errors import DataError
 from unirl.core.types import PromptRecord
-from unirl.models.condition_images import open_images, require_images
+from unirl.models.condition_images import image_sizes, open_images, require_images
 
 
 def record(*images: Path) -> PromptRecord:
@@ -29,8 +29,9 @@ def test_a_photograph_taken_sideways_is_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[orientation] = quarter_turn
     Image.new("RGB", (4, 6)).save(tmp_path / "photo.jpg", exif=exif)
-    (image,) = open_images(record(tmp_path / "photo.jpg"))
-    assert image.size == (6, 4)
+    photo = record(tmp_path / "photo.jpg")
+    (image,) = open_images(photo)
+    assert [image.size] == image_sizes(photo) == [(6, 4)]
 
 
 def test_a_prompt_without_images_has_none() -> None:

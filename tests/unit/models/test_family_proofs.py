@@ -5,7 +5,7 @@ One proof is one function; `families` has one case per model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -47,8 +47,14 @@ class Loaded:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return Loaded(CASES[request.param], tmp_path_factory.mktemp("families") / request.param)
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Loaded]:
+    case = CASES[request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in case.patched.items():
+            patch.setattr(name, value)
+        yield Loaded(case, tmp_path_factory.mktemp("families") / case.name)
 
 
 def each_guidance(function: Callable[..., None]) -> Callable[..., None]:

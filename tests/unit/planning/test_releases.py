@@ -40,6 +40,7 @@ BILLIONS = {
     "flux.2-klein-4b": {"network": 3.88, "vae": 0.0840, "text_encoder": 4.02},
     "flux.2-klein-9b": {"network": 9.08, "vae": 0.0840, "text_encoder": 8.19},
     "qwen-image": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
+    "qwen-image-edit-2509": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
     "sana-1.6b": {"network": 1.605, "vae": 0.3122, "text_encoder": 2.614},
     "wan2.1-t2v-1.3b": {"network": 1.419, **WAN_ENCODERS},
     "wan2.1-t2v-14b": {"network": 14.29, **WAN_ENCODERS},
