@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
 from torch import Tensor, nn
 
 from unirl.core.errors import ModelError
@@ -72,13 +72,13 @@ class WanFlowModel(PipelineModel):
 
     def encode_texts(self, prompts: Sequence[PromptRecord]) -> Tensor:
         """[B, max_sequence_length, D]."""
-        embeds, _ = self.pipeline.encode_prompt(
-            prompt=[prompt.text for prompt in prompts],
-            do_classifier_free_guidance=False,
+        # Of the pipeline from text: the other one's is the same but fails without the package ftfy.
+        return WanPipeline._get_t5_prompt_embeds(
+            self.pipeline,
+            [prompt.text for prompt in prompts],  # type: ignore[arg-type]
             device=self.pipeline.text_encoder.device,
             max_sequence_length=self.settings.max_sequence_length,
         )
-        return embeds
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         with self.arithmetic(latents):

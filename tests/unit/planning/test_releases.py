@@ -47,6 +47,7 @@ BILLIONS = {
     "sana-1.6b": {"network": 1.605, "vae": 0.3122, "text_encoder": 2.614},
     "wan2.1-t2v-1.3b": {"network": 1.419, **WAN_ENCODERS},
     "wan2.1-t2v-14b": {"network": 14.29, **WAN_ENCODERS},
+    "wan2.1-i2v-14b": {"network": 16.39, **WAN_ENCODERS, "image_encoder": 0.6308},
     "wan2.2-t2v-a14b": {"network": 2 * 14.29, **WAN_ENCODERS},
     "z-image-turbo": {"network": 6.15, "vae": KL_VAE, "text_encoder": 4.02},
 }
@@ -60,9 +61,18 @@ STARTS = {
 """The first noise level of 10 steps, where it is not 1: that of timestep 901, or of 999.7."""
 
 
+TEXT_TOKENS = {"wan2.1-i2v-14b": 512}
+"""model.max_sequence_length, where only one is taken."""
+
+
 def recipe(release: str, *keys: str) -> RunConfig:
     config = compose(
-        "diffusion/sd3/sd3_trainside", ["model.path=.", f"model.release={release}", *keys]
+        "diffusion/sd3/sd3_trainside",
+        [
+            *("model.path=.", f"model.release={release}"),
+            f"model.max_sequence_length={TEXT_TOKENS.get(release, 256)}",
+            *keys,
+        ],
     )
     return config.model_copy(update={"model": config.model.model_copy(update={"path": ""})})
 
