@@ -35,30 +35,35 @@ def build_tiny_flux(folder: Path, *, guided: bool, seed: int = 0) -> Path:
     """`folder`, filled with weights that depend on `seed` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = FluxPipeline(
-            transformer=FluxTransformer2DModel(
-                patch_size=1,
-                in_channels=16,
-                num_layers=2,
-                num_single_layers=2,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=T5_WIDTH,
-                pooled_projection_dim=CLIP_WIDTH,
-                guidance_embeds=guided,
-                axes_dims_rope=(4, 4, 8),
-            ),
-            scheduler=FlowMatchEulerDiscreteScheduler(
-                shift=3.0 if guided else 1.0, use_dynamic_shifting=guided
-            ),
-            vae=kl_vae(latent_channels=4),
-            text_encoder=CLIPTextModel(clip_config()),
-            tokenizer=clip_tokenizer(),
-            text_encoder_2=t5_encoder(),
-            tokenizer_2=t5_tokenizer(),  # type: ignore[arg-type]
-        )
+        pipeline = FluxPipeline(**flux_components(guided=guided))
     pipeline.save_pretrained(folder)
     return folder
+
+
+def flux_components(*, guided: bool) -> dict[str, Any]:
+    """Arguments of FluxPipeline and FluxKontextPipeline."""
+    return {
+        "transformer": FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=T5_WIDTH,
+            pooled_projection_dim=CLIP_WIDTH,
+            guidance_embeds=guided,
+            axes_dims_rope=(4, 4, 8),
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(
+            shift=3.0 if guided else 1.0, use_dynamic_shifting=guided
+        ),
+        "vae": kl_vae(latent_channels=4),
+        "text_encoder": CLIPTextModel(clip_config()),
+        "tokenizer": clip_tokenizer(),
+        "text_encoder_2": t5_encoder(),
+        "tokenizer_2": t5_tokenizer(),
+    }
 
 
 def _call(

@@ -1,6 +1,6 @@
-"""FLUX.1 dev and schnell, read from a local diffusers folder.
+"""FLUX.1 dev and schnell, read from a local diffusers folder, and what Kontext shares with them.
 
-Latents are kept as [16, H/8, W/8] and packed into tokens of 2 x 2 inside `velocity`. dev takes
+Latents are kept as [16, H/8, W/8] and packed into tokens of 2 x 2 for the network. dev takes
 guidance as an input of the network: `sampling.guidance_scale` is that input and costs no second
 answer. schnell takes none, so its guidance_scale must be 1 or less.
 """
@@ -30,6 +30,14 @@ from unirl.models.pipeline_model import PipelineModel
 PATCH = 2
 """Latent pixels a token is wide and high."""
 
+MODULES = {
+    "vae": AutoencoderKL,
+    "text_encoder": CLIPTextModel,
+    "text_encoder_2": T5EncoderModel,
+}
+PROCESSORS = {"tokenizer": CLIPTokenizer, "tokenizer_2": T5Tokenizer}
+SCHEDULERS = {"FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler}
+
 
 @dataclass(frozen=True)
 class FluxConditioning(Conditioning):
@@ -43,24 +51,11 @@ class FluxConditioning(Conditioning):
     """[B] float32 sampling.guidance_scale; read by guidance-distilled networks only."""
 
 
-class FluxModel(PipelineModel):
-    """The two-stream transformer, CLIP-L, T5 and the VAE."""
-
-    parts: ClassVar = PipelineParts(
-        family="flux",
-        pipelines={"FluxPipeline": FluxPipeline},
-        networks={"transformer": FluxTransformer2DModel},
-        modules={
-            "vae": AutoencoderKL,
-            "text_encoder": CLIPTextModel,
-            "text_encoder_2": T5EncoderModel,
-        },
-        processors={"tokenizer": CLIPTokenizer, "tokenizer_2": T5Tokenizer},
-        schedulers={"FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler},
-    )
+class FluxFamily(PipelineModel):
+    """A family whose network is a FluxTransformer2DModel, with CLIP-L, T5 and FLUX.1's VAE."""
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[PromptRecord], sampling: SamplingParams) -> FluxConditioning:
+    def texts(self, prompts: Sequence[PromptRecord], sampling: SamplingParams) -> FluxConditioning:
         """By the pipeline's own method: CLIP reads 77 tokens, T5 max_sequence_length."""
         prompt_embeds, pooled, _ = self.pipeline.encode_prompt(
             prompt=[prompt.text for prompt in prompts],
@@ -75,22 +70,33 @@ class FluxModel(PipelineModel):
         """False: guidance is an input of the network."""
         return False
 
-    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        assert isinstance(conditioning, FluxConditioning)
-        embeds = conditioning.prompt_embeds.float()
-        _, _, height, width = latents.shape
+    def answer(
+        self,
+        latents: Tensor,
+        sigma: Tensor,
+        texts: FluxConditioning,
+        images: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """[B, C, h, w] velocity of latents [B, C, h, w], with the clean latents [B, C, h', w'] of
+        further images beside them."""
+        pictures = [latents, *images]
+        shapes = [(p.shape[2] // PATCH, p.shape[3] // PATCH) for p in pictures]
+        places = [token_places(n, *shape, latents.device) for n, shape in enumerate(shapes)]
+        embeds = texts.prompt_embeds.float()
         with self.arithmetic(latents):
             (velocity,) = self.network(
-                hidden_states=packed(latents),
+                hidden_states=torch.cat([packed(picture) for picture in pictures], dim=1),
                 timestep=sigma,
-                guidance=conditioning.guidance if self._is_guided else None,
-                pooled_projections=conditioning.pooled.float(),
+                guidance=texts.guidance if self._is_guided else None,
+                pooled_projections=texts.pooled.float(),
                 encoder_hidden_states=embeds,
                 txt_ids=embeds.new_zeros(embeds.shape[1], 3),
-                img_ids=token_places(height // PATCH, width // PATCH, latents.device),
+                img_ids=torch.cat(places),
                 return_dict=False,
             )
-        return unpacked(velocity.float(), height, width)
+        rows, columns = shapes[0]
+        own = velocity[:, : rows * columns].float()
+        return unpacked(own, rows * PATCH, columns * PATCH)
 
     def pixels(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae
@@ -100,10 +106,16 @@ class FluxModel(PipelineModel):
 
     @torch.no_grad()
     def latents_of(self, images: Tensor) -> Tensor:
+        return self.clean_latents(images.to(self.pipeline.vae.device).float() / 127.5 - 1)
+
+    @torch.no_grad()
+    def clean_latents(self, scaled: Tensor) -> Tensor:
+        """[B, C, h, w] float32 of images [B, 3, H, W] in [-1, 1].
+
+        The mean of the encoder's distribution: the same image gives the same latents.
+        """
         vae = self.pipeline.vae
-        scaled = (images.to(vae.device).float() / 127.5 - 1).to(vae.dtype)
-        # The mean of the encoder's distribution: the same image gives the same latents.
-        mean = vae.encode(scaled).latent_dist.mode()
+        mean = vae.encode(scaled.to(vae.dtype)).latent_dist.mode()
         return ((mean - vae.config["shift_factor"]) * vae.config["scaling_factor"]).float()
 
     def latent_shape(self, sampling: SamplingParams) -> tuple[int, ...]:
@@ -128,21 +140,47 @@ class FluxModel(PipelineModel):
             grid=linear_grid(sampling.num_inference_steps),
         )
 
-    def example_conditioning(
+    def example_texts(
         self, batch: int, sampling: SamplingParams, generator: torch.Generator
     ) -> FluxConditioning:
+        """Random, on the CPU."""
         config, length = self.folder.config("transformer"), self.settings.max_sequence_length
-        conditioning = FluxConditioning(
+        return FluxConditioning(
             torch.randn(batch, length, config["joint_attention_dim"], generator=generator),
             torch.randn(batch, config["pooled_projection_dim"], generator=generator),
             torch.full((batch,), sampling.guidance_scale),
         )
-        return conditioning.to(next(self.network.parameters()).device)
 
     @property
     def _is_guided(self) -> bool:
         """Whether the network was distilled to take guidance as an input."""
         return self.folder.config("transformer")["guidance_embeds"]
+
+
+class FluxModel(FluxFamily):
+    """FLUX.1 dev or schnell: an image of a text."""
+
+    parts: ClassVar = PipelineParts(
+        family="flux",
+        pipelines={"FluxPipeline": FluxPipeline},
+        networks={"transformer": FluxTransformer2DModel},
+        modules=MODULES,
+        processors=PROCESSORS,
+        schedulers=SCHEDULERS,
+    )
+
+    def encode(self, prompts: Sequence[PromptRecord], sampling: SamplingParams) -> FluxConditioning:
+        return self.texts(prompts, sampling)
+
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        assert isinstance(conditioning, FluxConditioning)
+        return self.answer(latents, sigma, conditioning)
+
+    def example_conditioning(
+        self, batch: int, sampling: SamplingParams, generator: torch.Generator
+    ) -> FluxConditioning:
+        conditioning = self.example_texts(batch, sampling, generator)
+        return conditioning.to(next(self.network.parameters()).device)
 
 
 def packed(latents: Tensor) -> Tensor:
@@ -156,10 +194,11 @@ def unpacked(tokens: Tensor, height: int, width: int) -> Tensor:
     return F.pixel_shuffle(rows, PATCH)
 
 
-def token_places(rows: int, columns: int, device: torch.device) -> Tensor:
-    """[rows * columns, 3] (0, row, column) of each token, for the rotary embedding."""
+def token_places(number: int, rows: int, columns: int, device: torch.device) -> Tensor:
+    """[rows * columns, 3] (number of the image, row, column) of each token, for the rotary
+    embedding."""
     grid = torch.cartesian_prod(
-        torch.arange(1.0, device=device),
+        torch.tensor([float(number)], device=device),
         torch.arange(float(rows), device=device),
         torch.arange(float(columns), device=device),
     )

@@ -21,6 +21,11 @@ SD3_ENCODERS = {
     "text_encoder_3": T5_XXL,
 }
 WAN_ENCODERS = {"vae": 0.1269, "text_encoder": 5.68}
+FLUX_ENCODERS = {
+    "vae": KL_VAE,
+    "text_encoder": 0.1231,  # CLIP-L without its projection
+    "text_encoder_2": T5_XXL,
+}
 BILLIONS = {
     "sd1.5": {"network": 0.8595, "vae": 0.0837, "text_encoder": 0.1231},
     "sdxl-base-1.0": {
@@ -32,12 +37,8 @@ BILLIONS = {
     "sd3-medium": {"network": 2.03, **SD3_ENCODERS},
     "sd3.5-medium": {"network": 2.24, **SD3_ENCODERS},
     "sd3.5-large": {"network": 8.06, **SD3_ENCODERS},
-    "flux.1-dev": {
-        "network": 11.90,
-        "vae": KL_VAE,
-        "text_encoder": 0.1231,  # CLIP-L without its projection
-        "text_encoder_2": T5_XXL,
-    },
+    "flux.1-dev": {"network": 11.90, **FLUX_ENCODERS},
+    "flux.1-kontext-dev": {"network": 11.90, **FLUX_ENCODERS},
     "flux.2-dev": {"network": 32.22, "vae": 0.0840, "text_encoder": 24.01},
     "flux.2-klein-4b": {"network": 3.88, "vae": 0.0840, "text_encoder": 4.02},
     "flux.2-klein-9b": {"network": 9.08, "vae": 0.0840, "text_encoder": 8.19},
