@@ -273,6 +273,38 @@ def _generic(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _quantization(config: RunConfig) -> Iterator[Problem]:
+    if config.model.quantization is None:
+        return
+    if config.stack.lora is None:
+        yield Problem(
+            "model.quantization",
+            "is for frozen weights, but stack.lora is null and all of them train. Set "
+            "stack.lora={} or model.quantization=null.",
+        )
+    elif config.stack.lora.use_dora:
+        yield Problem(
+            "stack.lora.use_dora",
+            "needs the lengths of weights that model.quantization has rounded. Set one of the two.",
+        )
+    if is_own(config.model.family) or not catalog.MODELS[config.model.family].pipelines:
+        yield Problem(
+            "model.quantization",
+            f"is for families that diffusers loads, not model.family={config.model.family}. "
+            "Set model.quantization=null.",
+        )
+    if config.num_devices > 1 and config.backend.mesh != "no_shard":
+        yield Problem(
+            "model.quantization",
+            "cannot be put in shards. Set backend.mesh=no_shard or model.quantization=null.",
+        )
+    if config.save_mode == "full":
+        yield Problem(
+            "save_mode",
+            "is 'full', but rounded weights are not saved. Set save_mode=adapter.",
+        )
+
+
 def _dora(config: RunConfig) -> Iterator[Problem]:
     lora = config.stack.lora
     in_shards = config.num_devices > 1 and config.backend.mesh != "no_shard"
@@ -384,6 +416,10 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     _blocks: ("backend.block_classes", "model.family", "num_devices", "backend"),
     _encodings: ("model.encodings", "model.family", "rollout.engine"),
     _generic: ("model.family", "rollout.engine"),
+    _quantization: (
+        *("model.quantization", "model.family", "stack.lora", "num_devices", "backend.mesh"),
+        "save_mode",
+    ),
     _dora: ("stack.lora.use_dora", "num_devices", "backend.mesh"),
     _gathering: ("backend.gather_dtype", "backend.mesh", "model.precision", "rollout.unshard"),
     _unshard: ("rollout.unshard", "rollout.engine"),

@@ -70,6 +70,10 @@ class ModelConfig(Block):
     """Arithmetic of the denoising network, the same for sampling and training."""
     frozen_dtype: Literal["fp32", "bf16"] = "fp32"
     """Storage of weights that are not trained. Trained weights are always float32."""
+    quantization: Literal["int8"] | None = None
+    """Storage of the denoising network's frozen weights with an adapter on them (stack.lora): int8
+    with a scale per row, by torchao through diffusers. Half the memory of bf16; the adapter learns
+    on the rounded weights."""
     max_sequence_length: PositiveCount = 256
     """Longest prompt in tokens where the family has a T5 encoder."""
     encodings: str | None = None

@@ -8,6 +8,7 @@ On a CPU-only machine device and host are both RAM; the same moves are made and 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from unirl.core.errors import ResidencyError
 from unirl.memory.copies import Device, device_of
 from unirl.memory.hostmem import HostArena
 from unirl.memory.parts import RebuiltPart, TensorPart, nothing
+from unirl.memory.wrapped import plain_tensors
 
 
 class RoleWeights:
@@ -130,7 +132,8 @@ def own_storages(module: nn.Module) -> None:
     round differently than on owned memory.
     """
     fresh: dict[tuple[object, ...], Tensor] = {}
-    for tensor in [*module.parameters(), *module.buffers()]:
+    held = [*module.parameters(), *module.buffers()]
+    for tensor in itertools.chain.from_iterable(map(plain_tensors, held)):
         if tensor.numel() == 0:
             continue
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())

@@ -32,6 +32,7 @@ from unirl.core.errors import ResidencyError
 from unirl.memory.copies import Device, as_bytes
 from unirl.memory.hostmem import HostCopy
 from unirl.memory.packing import Pack, find_packs, settle, unused_bytes
+from unirl.memory.wrapped import plain_tensors
 
 SAMPLE_BYTES = 4096
 NUM_SAMPLES = 16
@@ -96,12 +97,16 @@ class TensorPart:
     def host_bytes(self) -> int:
         return self._host_copy.num_bytes if self.parking is Parking.COPY else 0
 
+    def _tensors(self) -> Iterator[Tensor]:
+        """Those declared, quantised ones as the tensors they are made of."""
+        return itertools.chain.from_iterable(map(plain_tensors, self._component.tensors()))
+
     def storage_bytes(self) -> dict[UntypedStorage, int]:
         """Bytes of each of its storages, each once, also while it is parked."""
         if self._away is not None:
             return self._away
         # Not a loop: thousands of tensors may lie in one storage.
-        storages = dict.fromkeys(map(Tensor.untyped_storage, self._component.tensors()))
+        storages = dict.fromkeys(map(Tensor.untyped_storage, self._tensors()))
         return {storage: storage.nbytes() for storage in storages}
 
     def bytes_beside(self, declared: Collection[UntypedStorage]) -> int:
@@ -109,7 +114,7 @@ class TensorPart:
         whole = sum(storage.nbytes() for storage in self._moved if storage not in declared)
         if self._away is not None:
             return whole
-        tensors, packed = list(self._component.tensors()), self._pieces.items()
+        tensors, packed = list(self._tensors()), self._pieces.items()
         return whole + sum(unused_bytes(s, p, tensors) for s, p in packed if s in declared)
 
     def park(self, *, copy: bool) -> Moved:
@@ -162,7 +167,7 @@ class TensorPart:
             return StartedMove.at_once(partial(Moved, 0))
         if self.parking is Parking.COPY:
             self._require_whole_copy()
-        device, packs = self._device(self._away), find_packs(self._away, self._component.tensors())
+        device, packs = self._device(self._away), find_packs(self._away, self._tensors())
         sizes = self._packed(self._away, packs)
         gone = [s for s, size in sizes.items() if s.nbytes() != size or s in self._unfilled]
         # Until they are filled: an attempt that fails may leave them allocated.

@@ -42,6 +42,8 @@ class LoadSettings:
     max_sequence_length: int
     """Tokens a prompt is cut or padded to, in families that do so."""
     frozen: Frozen
+    quantization: str | None = None
+    """Of the network's weights: None or `int8`."""
 
     @property
     def network_dtype(self) -> torch.dtype:

@@ -19,8 +19,9 @@ from accelerate import init_empty_weights
 
 from unirl.core.errors import ModelError
 from unirl.memory.movers import own_storages
-from unirl.models.base import Frozen
+from unirl.models.base import Frozen, LoadSettings
 from unirl.models.on_meta import BlankTokenizer, cast_as_loaded, module_on_meta
+from unirl.models.quantized import as_int8, loading_words
 
 T = TypeVar("T")
 
@@ -85,17 +86,23 @@ class DiffusersFolder:
         """The denoising networks that are there."""
         return [name for name in self.parts.networks if self.has(name)]
 
-    def network(self, name: str, dtype: torch.dtype) -> Any:
-        return self._read(name, lambda folder: _module(folder, self.parts.networks[name], dtype))
+    def network(self, name: str, settings: LoadSettings) -> Any:
+        words = loading_words(settings.quantization)
+        return self._read(
+            name,
+            lambda folder: _module(
+                folder, self.parts.networks[name], settings.network_dtype, **words
+            ),
+        )
 
     def network_skeleton(self, name: str, dtype: torch.dtype) -> Any:
         """Parameters on the meta device, buffers real."""
         return self._read(name, lambda folder: _skeleton(folder, self.parts.networks[name], dtype))
 
-    def network_on_meta(self, name: str, dtype: torch.dtype) -> Any:
-        return self._read(
-            name, lambda folder: module_on_meta(folder, self.parts.networks[name], dtype)
-        )
+    def network_on_meta(self, name: str, settings: LoadSettings) -> Any:
+        network_class, dtype = self.parts.networks[name], settings.network_dtype
+        network = self._read(name, lambda folder: module_on_meta(folder, network_class, dtype))
+        return network if settings.quantization is None else as_int8(network)
 
     def network_files(self, name: str) -> Sequence[Path]:
         return sorted((self.path / name).glob("*.safetensors"))
@@ -139,9 +146,9 @@ class DiffusersFolder:
             SCHEDULER, lambda folder: scheduler_class.from_pretrained(folder, local_files_only=True)
         )
 
-    def config(self, name: str) -> Mapping[str, Any]:
-        """A component's config.json."""
-        return self._read(name, lambda folder: json.loads((folder / "config.json").read_text()))
+    def config(self, name: str, file: str = "config.json") -> Mapping[str, Any]:
+        """A component's configuration."""
+        return self._read(name, lambda folder: json.loads((folder / file).read_text()))
 
     def _read(self, name: str, reader: Callable[[Path], T]) -> T:
         """reader(path / name), every failure told as a ModelError."""
@@ -168,9 +175,15 @@ class DiffusersFolder:
             ) from error
 
 
+def index_file(folder: Path) -> Path:
+    """Where a folder names its components; those of modular pipelines have another name for it."""
+    modular = folder / "modular_model_index.json"
+    return modular if modular.is_file() else folder / "model_index.json"
+
+
 def _read_index(path: Path, parts: PipelineParts) -> Mapping[str, Any]:
     """model_index.json of a folder that this family reads."""
-    file = path / "model_index.json"
+    file = index_file(path)
     if not file.is_file():
         raise ModelError(
             f"model.path={path} is not a diffusers folder: it has no model_index.json. Set "
@@ -191,13 +204,18 @@ def _read_index(path: Path, parts: PipelineParts) -> Mapping[str, Any]:
     return index
 
 
-def _module(folder: Path, module_class: Any, dtype: torch.dtype) -> Any:
+def _module(folder: Path, module_class: Any, dtype: torch.dtype, **words: Any) -> Any:
     """A frozen module in eval mode that owns its memory."""
     # Without the file transformers would quietly take its default architecture.
     if not (folder / "config.json").is_file():
         raise FileNotFoundError("no config.json.")
     module, info = module_class.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+        folder,
+        dtype=dtype,
+        local_files_only=True,
+        use_safetensors=True,
+        output_loading_info=True,
+        **words,
     )
     # The libraries would go on with random values in their place.
     if info["missing_keys"]:

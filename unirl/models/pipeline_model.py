@@ -54,7 +54,7 @@ class PipelineModel(DiffusionModel):
         Raises ModelError naming the path and the component that is missing or unreadable.
         """
         folder = DiffusersFolder(path, cls.parts)
-        networks = {n: folder.network(n, settings.network_dtype) for n in folder.network_names}
+        networks = {n: folder.network(n, settings) for n in folder.network_names}
         frozen = folder.frozen(settings.frozen, settings.frozen_dtype)
         return cls(folder, networks, frozen, settings)
 
@@ -71,8 +71,7 @@ class PipelineModel(DiffusionModel):
     def blueprint(cls, path: Path, settings: LoadSettings) -> Self:
         """See `DiffusionModel.blueprint`: a folder of config files is enough."""
         folder = DiffusersFolder(path, cls.parts)
-        dtype = settings.network_dtype
-        networks = {name: folder.network_on_meta(name, dtype) for name in folder.network_names}
+        networks = {name: folder.network_on_meta(name, settings) for name in folder.network_names}
         frozen = folder.frozen_on_meta(settings.frozen, settings.frozen_dtype)
         return cls(folder, networks, frozen, settings)
 
@@ -94,6 +93,11 @@ class PipelineModel(DiffusionModel):
 
     def write_model(self, folder: Path) -> Path:
         """The whole folder with the trained networks in place of the old ones."""
+        if self.settings.quantization is not None:
+            raise ModelError(
+                f"model.quantization={self.settings.quantization}: an adapter is not merged into "
+                "rounded weights. Export the adapter, or set model.quantization=null."
+            )
         names = self.trained_components
         shutil.copytree(
             self.folder.path,

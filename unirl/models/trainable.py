@@ -24,6 +24,7 @@ def load_settings(config: RunConfig, with_encoders: bool) -> LoadSettings:
         compute_dtype=DTYPES[config.model.precision],
         max_sequence_length=config.model.max_sequence_length,
         frozen=sampler if with_encoders else Frozen.NONE,
+        quantization=config.model.quantization,
     )
 
 
