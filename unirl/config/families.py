@@ -204,4 +204,12 @@ MODELS = {
         pipelines=("QwenImageEditPlusPipeline",),
         num_images=range(1, 4),
     ),
+    "qwen_image21": ModelEntry(
+        path="unirl.models.qwen_image21:QwenImage21Model",
+        description="Qwen-Image 2.1, text to image, from a diffusers folder",
+        lora_targets=tuple(f"attn.{layer}" for layer in ("to_q", "to_k", "to_v", "to_out.0")),
+        size_multiple=32,
+        block_classes=("QwenImage21TransformerBlock",),
+        pipelines=("QwenImage21Pipeline",),
+    ),
 }
