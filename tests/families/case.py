@@ -59,6 +59,8 @@ class FamilyCase:
     """Two of different lengths."""
     guidance_scales: Sequence[float]
     """With and without guidance, where the family has both."""
+    open_pipeline: Callable[[Path], Any] | None = None
+    """Reads a folder that is not a DiffusionPipeline's."""
     max_sequence_length: int = 24
     tolerance: float = 1e-5
     """Of latents. The operations are the same in the same order on values of size 1; only the
@@ -68,6 +70,8 @@ class FamilyCase:
     families whose schedule comes from timesteps they were trained on."""
     load_adapter: Callable[[Any, Path], None] = load_lora_weights
     """Loads an exported adapter into the pipeline."""
+    tiled: tuple[str, ...] = ()
+    """Decoders that the deployed pipeline tiles as well."""
     untrained: tuple[str, ...] = ()
     """Parameters that no forward uses, by the end of their name."""
     idle_targets: tuple[str, ...] = ()
@@ -98,6 +102,8 @@ class FamilyCase:
 
     def pipeline(self, folder: Path) -> Any:
         """diffusers' own."""
+        if self.open_pipeline is not None:
+            return self.open_pipeline(folder)
         from diffusers import DiffusionPipeline
 
         pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)

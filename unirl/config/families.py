@@ -20,7 +20,8 @@ class ModelEntry:
     fixed_size: tuple[int, int] | None = None
     """(height, width) when the network takes one size only."""
     frame_stride: int | None = None
-    """Of video families: num_frames is 1 more than a multiple of it; None makes images."""
+    """Of video families: num_frames is frames_over more than a multiple of it; None: images."""
+    frames_over: int = 1
     num_images: range = field(default=range(1))
     """How many condition images a prompt may come with."""
     guided_by_input: bool = False
@@ -211,5 +212,15 @@ MODELS = {
         size_multiple=32,
         block_classes=("QwenImage21TransformerBlock",),
         pipelines=("QwenImage21Pipeline",),
+    ),
+    "minimax_h3": ModelEntry(
+        path="unirl.models.minimax_h3:MiniMaxH3Model",
+        description="MiniMax-H3, text to video with sound, from a diffusers folder",
+        lora_targets=("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+        size_multiple=32,
+        block_classes=("MiniMaxH3TransformerBlock", "MiniMaxH3TokenRefinerBlock"),
+        pipelines=("MiniMaxH3ModularPipeline",),
+        frame_stride=17,
+        frames_over=5,
     ),
 }

@@ -79,12 +79,13 @@ def _of_images(
 def _of_videos(
     block: str, sampling: SamplingConfig | EvalSamplingConfig, entry: ModelEntry, family: str
 ) -> Iterator[Problem]:
-    count, stride = sampling.num_frames, entry.frame_stride
-    if count is None or stride is None or (count - 1) % stride == 0:
+    count, stride, over = sampling.num_frames, entry.frame_stride, entry.frames_over
+    if count is None or stride is None or (count - over) % stride == 0:
         return
-    below = (count - 1) // stride * stride + 1
+    below = (count - over) // stride * stride + over
+    near = f"{below} or {below + stride}" if below > 0 else f"{below + stride}"
     yield Problem(
         f"{block}.num_frames",
-        f"is {count}, but model.family={family} needs 1 more than a multiple of {stride}. "
-        f"Set {block}.num_frames to {below} or {below + stride}.",
+        f"is {count}, but model.family={family} needs {over} more than a multiple of {stride}. "
+        f"Set {block}.num_frames to {near}.",
     )

@@ -81,7 +81,9 @@ def _shapes(config: RunConfig) -> _Shapes:
 
 def _reader(folder: Path) -> str:
     """The built-in family that reads a release."""
-    name = json.loads((folder / "model_index.json").read_text())["_class_name"]
+    from unirl.models.diffusers_folder import index_file  # imports diffusers
+
+    name = json.loads(index_file(folder).read_text())["_class_name"]
     return next(family for family, entry in catalog.MODELS.items() if name in entry.pipelines)
 
 

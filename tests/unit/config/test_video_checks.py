@@ -10,6 +10,7 @@ from unirl.config.checks import problems
 from unirl.config.schema import RunConfig
 
 WAN = {"family": "wan", "path": "."}
+MINIMAX_H3 = {"family": "minimax_h3", "path": "."}
 
 
 def found(model: dict[str, Any], **blocks: dict[str, Any]) -> dict[str, str]:
@@ -28,14 +29,15 @@ def found(model: dict[str, Any], **blocks: dict[str, Any]) -> dict[str, str]:
         ({}, "decoded_frames", 4, "makes images"),
         ({}, "low_noise_guidance_scale", 3.0, "no network of its own"),
         (WAN, "num_frames", 6, "to 5 or 9"),
+        (MINIMAX_H3, "num_frames", 125, "5 more than a multiple of 17. Set"),
+        (MINIMAX_H3, "num_frames", 3, "to 5."),
     ],
 )
 def test_what_does_not_fit_the_family_is_named(
     block: str, model: dict[str, Any], name: str, value: Any, fragment: str
 ) -> None:
-    (problem,) = found(model, **{block: {name: value}}).items()
-    assert problem[0] == f"{block}.{name}"
-    assert fragment in problem[1]
+    told = found(model, **{block: {name: value}})
+    assert fragment in told[f"{block}.{name}"]
 
 
 def test_videos_of_a_fitting_length_and_images_pass() -> None:

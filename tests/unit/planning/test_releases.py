@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -43,6 +44,7 @@ BILLIONS = {
     "flux.2-klein-4b": {"network": 3.88, "vae": 0.0840, "text_encoder": 4.02},
     "flux.2-klein-9b": {"network": 9.08, "vae": 0.0840, "text_encoder": 8.19},
     "ltx-2": {"network": 18.88, "vae": 1.222, "text_encoder": 12.20, "connectors": 1.431},
+    "minimax-h3": {"network": 33.12, "vae": 2.604, "text_encoder": 33.36},
     "qwen-image": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
     "qwen-image-edit-2509": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
     "sana-1.6b": {"network": 1.605, "vae": 0.3122, "text_encoder": 2.614},
@@ -62,6 +64,8 @@ STARTS = {
 """The first noise level of 10 steps, where it is not 1: that of timestep 901, or of 999.7."""
 
 
+NUM_FRAMES = {"minimax-h3": 124}
+"""The fewest, where they are more than one."""
 TEXT_TOKENS = {"wan2.1-i2v-14b": 512}
 """model.max_sequence_length, where only one is taken."""
 
@@ -113,10 +117,15 @@ def trained(model: DiffusionModel) -> int:
 def test_schedule_and_latents_are_there_without_weights(release: str) -> None:
     model = blueprint_model(recipe(release), with_encoders=False).model
     assert model.frozen_modules == {}
-    sampling = sampling_params(num_steps=10, height=512, width=512)
+    sampling = replace(
+        sampling_params(num_steps=10, height=512, width=512),
+        num_frames=NUM_FRAMES.get(release, 1),
+    )
     sigmas = model.sigmas(sampling)
     assert (len(sigmas), sigmas[0], sigmas[-1]) == (11, STARTS.get(release, 1.0), 0.0)
-    expected = {32 * 16 * 16, 4 * 64 * 64, 16 * 64 * 64, 128 * 32 * 32, 128 * (16 * 16 + 1)}
+    images = {32 * 16 * 16, 4 * 64 * 64, 16 * 64 * 64, 128 * 32 * 32}
+    with_sound = {128 * (16 * 16 + 1), 96 * 37 * 16 * 16 + 2 * 32 * 207}
+    expected = images | with_sound
     assert prod(model.latent_shape(sampling)) in expected
 
 
