@@ -48,6 +48,12 @@ BILLIONS = {
     "qwen-image": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
     "qwen-image-edit-2509": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
     "sana-1.6b": {"network": 1.605, "vae": 0.3122, "text_encoder": 2.614},
+    "hunyuan-video": {
+        "network": 12.82,
+        "vae": 0.2465,
+        "text_encoder": 7.505,
+        "text_encoder_2": 0.1231,
+    },
     "wan2.1-t2v-1.3b": {"network": 1.419, **WAN_ENCODERS},
     "wan2.1-t2v-14b": {"network": 14.29, **WAN_ENCODERS},
     "wan2.1-i2v-14b": {"network": 16.39, **WAN_ENCODERS, "image_encoder": 0.6308},
