@@ -142,7 +142,7 @@ def test_examples_in_python_run(page: Path, folder: Path) -> None:
             test()
 
 
-@pytest.mark.parametrize("page", [ROOT / "docs" / "models.md"], ids=_id)
+@pytest.mark.parametrize("page", [ROOT / "docs" / "models" / "own_family.md"], ids=_id)
 def test_the_model_family_shown_fulfils_the_contract(page: Path, folder: Path) -> None:
     """It trains, with an engine of its own whose weight sync proves itself in between."""
     assert main(["train", "quickstart", *BLOB_RUN]) == 0
