@@ -56,9 +56,10 @@ def make_kernel(name: str, eta: float, sigmas: tuple[float, ...]) -> Kernel:
 def _flow(x: Tensor, v: Tensor, s: Tensor, s_next: Tensor, kernel: Kernel) -> Gaussian:
     """Flow-GRPO's reverse-time SDE (arXiv:2505.05470): diffusion eta sqrt(s / (1 - s)).
 
-    Where s is nearly 1 the schedule's second level stands in for it in 1 - s.
+    Where the first level is nearly 1 the second one stands in for it in 1 - s.
     """
-    s_safe = torch.where(s > NEARLY_ONE, torch.full_like(s, kernel.sigmas[1]), s)
+    second = kernel.sigmas[1]
+    s_safe = torch.where(s > max(NEARLY_ONE, second), torch.full_like(s, second), s)
     return _reverse_sde(x, v, s, s_next, kernel.eta * (s / (1 - s_safe)).sqrt())
 
 

@@ -154,3 +154,13 @@ def test_shapes_that_do_not_fit_are_refused(latents, velocity, sigma):
         kernel.transition(
             torch.zeros(latents), torch.zeros(velocity), torch.ones(sigma), torch.ones(sigma)
         )
+
+
+def test_later_levels_near_one_keep_their_own_noise() -> None:
+    """A schedule with a large shift has several levels above 0.999; only the first needs help."""
+    sigmas = (1.0, 0.9998, 0.9993, 0.0)
+    kernel = make_kernel("flow", 0.7, sigmas)
+    zeros = torch.zeros(1, 2)
+    step = kernel.transition(zeros, zeros, torch.tensor([0.9993]), torch.tensor([0.99]))
+    expected = 0.7 * (0.9993 / (1 - 0.9993)) ** 0.5 * (0.9993 - 0.99) ** 0.5
+    assert step.std.flatten()[0].item() == pytest.approx(expected, rel=1e-3)
