@@ -38,18 +38,12 @@ _JOINT_ATTENTION = (
 )
 """Attention of both streams, as in most transformers with an image and a text stream."""
 
-_UNET_ATTENTION = tuple(
+_SELF_AND_CROSS_ATTENTION = tuple(
     f"{attention}.{layer}"
     for attention in ("attn1", "attn2")
     for layer in ("to_q", "to_k", "to_v", "to_out.0")
 )
-"""Self- and cross-attention of Stable Diffusion's UNets."""
-
-_WAN_ATTENTION = (
-    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
-    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
-)
-"""Self- and cross-attention of Wan's blocks."""
+"""Attention of blocks that look at the texts after themselves: UNets, Wan, Sana."""
 
 _FLUX2_ATTENTION = (*_JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
 """Blocks of one stream have all their inputs in one layer."""
@@ -91,7 +85,7 @@ MODELS = {
     "wan": ModelEntry(
         path="unirl.models.wan:WanModel",
         description="Wan 2.1 and 2.2, text to video, from a diffusers folder",
-        lora_targets=_WAN_ATTENTION,
+        lora_targets=_SELF_AND_CROSS_ATTENTION,
         size_multiple=16,
         block_classes=("WanTransformerBlock",),
         pipelines=("WanPipeline",),
@@ -101,7 +95,7 @@ MODELS = {
     "wan_i2v": ModelEntry(
         path="unirl.models.wan_i2v:WanImageToVideoModel",
         description="Wan 2.1 and 2.2, image to video, from a diffusers folder",
-        lora_targets=_WAN_ATTENTION,
+        lora_targets=_SELF_AND_CROSS_ATTENTION,
         size_multiple=16,
         block_classes=("WanTransformerBlock",),
         pipelines=("WanImageToVideoPipeline",),
@@ -112,7 +106,7 @@ MODELS = {
     "sd15": ModelEntry(
         path="unirl.models.sd15:StableDiffusion15Model",
         description="Stable Diffusion 1.x and 2.x from a diffusers folder",
-        lora_targets=_UNET_ATTENTION,
+        lora_targets=_SELF_AND_CROSS_ATTENTION,
         size_multiple=8,
         block_classes=("BasicTransformerBlock", "ResnetBlock2D"),
         pipelines=("StableDiffusionPipeline",),
@@ -121,7 +115,7 @@ MODELS = {
     "sdxl": ModelEntry(
         path="unirl.models.sdxl:StableDiffusionXLModel",
         description="Stable Diffusion XL from a diffusers folder",
-        lora_targets=_UNET_ATTENTION,
+        lora_targets=_SELF_AND_CROSS_ATTENTION,
         size_multiple=8,
         block_classes=("BasicTransformerBlock", "ResnetBlock2D"),
         pipelines=("StableDiffusionXLPipeline",),
@@ -155,7 +149,7 @@ MODELS = {
     "sana": ModelEntry(
         path="unirl.models.sana:SanaModel",
         description="Sana and Sana 1.5 from a diffusers folder",
-        lora_targets=_WAN_ATTENTION,
+        lora_targets=_SELF_AND_CROSS_ATTENTION,
         size_multiple=32,
         block_classes=("SanaTransformerBlock",),
         pipelines=("SanaPipeline",),
