@@ -1,3 +1,9 @@
 """unirl: post-train diffusion and flow-matching models with reinforcement learning."""
 
+import logging
+
 __version__ = "0.1.0"
+
+# torchao, which peft imports where it is installed, reports what other hardware than this would use.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)

@@ -57,7 +57,7 @@ def test_the_run_is_the_same_and_loads_no_text_encoder(
     for ours, theirs in zip(stored.rows("rollout"), plain.rows("rollout"), strict=True):
         for name in ("rollout/reward_mean", "train/loss", "train/grad_norm"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-6), name
-    assert "encoded" in stored.log
+    assert "encodings into" in stored.log
     seen = without_encoders(monkeypatch)
     again = run(folder, "again", f"model.encodings={folder / 'encodings'}")
     assert again.numbers() == stored.numbers()

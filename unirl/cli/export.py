@@ -38,6 +38,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"{done.checkpoint} -> {done.path} ({done.num_bytes / 1e6:.1f} MB)")
     if done.kind == ADAPTER:
         print("every tensor was read back as it was written; load it with load_lora_weights")
+        for other in done.files:
+            if other != done.path:
+                print(f"and {other}, which belongs to it: docs/models has how it is loaded")
     else:
         print(f"read back: velocities differ by at most {done.largest_difference:.2g}")
     return 0

@@ -7,6 +7,7 @@ and lists the keys it reads: where one of these is wrong already, its verdict wo
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
@@ -263,6 +264,25 @@ def _encodings(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _folder(config: RunConfig) -> Iterator[Problem]:
+    """Of a family that reads diffusers' folders: is it one of its own?"""
+    family = config.model.family
+    known = () if is_own(family) else catalog.MODELS[family].pipelines
+    index = resolve_path(config.model.path) / "model_index.json"
+    if not known or not config.model.path or not index.is_file():
+        return
+    try:
+        found = json.loads(index.read_text())["_class_name"]
+    except (ValueError, LookupError, TypeError):
+        return  # told when it is read
+    if found not in known:
+        yield Problem(
+            "model.path",
+            f"is a folder of {found}, but model.family={family} reads {' or '.join(known)}. Set "
+            "model.path or model.family.",
+        )
+
+
 def _generic(config: RunConfig) -> Iterator[Problem]:
     """Its conditioning is a number in the model's own list of prompts."""
     if config.model.family == "generic" and not engine_capabilities(config).shares_train_weights:
@@ -415,6 +435,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     device_geometry: ("batch_size", "num_devices", "backend.mesh", "backend.shard_size"),
     _blocks: ("backend.block_classes", "model.family", "num_devices", "backend"),
     _encodings: ("model.encodings", "model.family", "rollout.engine"),
+    _folder: ("model.path", "model.family"),
     _generic: ("model.family", "rollout.engine"),
     _quantization: (
         *("model.quantization", "model.family", "stack.lora", "num_devices", "backend.mesh"),

@@ -7,7 +7,6 @@ that the checks across keys (`config.checks`) can still run on what is right.
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,9 +39,8 @@ def validate(values: Mapping[str, Any]) -> Validated:
         try:
             return Validated(RunConfig.model_validate(kept), tuple(problems))
         except ValidationError as error:
-            for detail in error.errors():
-                path = _path(detail)
-                problems.append(_problem(detail, path))
+            for path, details in _by_path(error.errors(), kept).items():
+                problems.append(_problem(details, path))
                 _remove(kept, path)
 
 
@@ -57,12 +55,29 @@ def _without_null_scorers(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _path(detail: ErrorDetails) -> list[str]:
-    """Where the value stands, up to the list it is an item of."""
-    return [str(part) for part in itertools.takewhile(lambda p: isinstance(p, str), detail["loc"])]
+def _by_path(
+    details: Sequence[ErrorDetails], values: Mapping[str, Any]
+) -> dict[tuple[str, ...], list[ErrorDetails]]:
+    """A value that may be of several kinds has a detail for each kind that it is not."""
+    found: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    for detail in details:
+        found.setdefault(_path(detail, values), []).append(detail)
+    return found
 
 
-def _problem(detail: ErrorDetails, path: Sequence[str]) -> Problem:
+def _path(detail: ErrorDetails, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where the value stands: the list it is an item of, and no kinds that pydantic tried."""
+    path, block = [], values
+    for part in detail["loc"]:
+        if not isinstance(part, str) or not isinstance(block, Mapping):
+            break
+        path.append(part)
+        block = block.get(part)
+    return tuple(path)
+
+
+def _problem(details: Sequence[ErrorDetails], path: Sequence[str]) -> Problem:
+    detail = details[0]
     key, value, kind = ".".join(path), detail["input"], detail["type"]
     if kind == "extra_forbidden":
         while isinstance(value, dict) and len(value) == 1:  # name the key that was written
@@ -73,12 +88,17 @@ def _problem(detail: ErrorDetails, path: Sequence[str]) -> Problem:
         return Problem(key, "must be set.")
     if kind in ("model_type", "dict_type"):
         return Problem(key, f"is {json.dumps(value, default=str)}, but it is a block of keys.")
-    wanted = detail["msg"].removeprefix("Value error, ").replace("Input should", "it must")
-    if kind.endswith("_parsing"):  # ", unable to parse string as an integer" adds nothing
-        wanted = wanted.partition(",")[0]
+    wanted = " or ".join(_wanted(one) for one in details)
     return Problem(
         key, f"is {json.dumps(value, default=str)}, but {wanted[0].lower()}{wanted[1:]}."
     )
+
+
+def _wanted(detail: ErrorDetails) -> str:
+    wanted = detail["msg"].removeprefix("Value error, ").replace("Input should", "it must")
+    if detail["type"].endswith("_parsing"):  # ", unable to parse string as an integer" adds nothing
+        wanted = wanted.partition(",")[0]
+    return wanted
 
 
 def _remove(values: dict[str, Any], path: Sequence[str]) -> None:

@@ -80,6 +80,13 @@ def _of_videos(
     block: str, sampling: SamplingConfig | EvalSamplingConfig, entry: ModelEntry, family: str
 ) -> Iterator[Problem]:
     count, stride, over = sampling.num_frames, entry.frame_stride, entry.frames_over
+    every = sampling.decoded_frames
+    if isinstance(every, int) and count is not None and every >= count:
+        yield Problem(
+            f"{block}.decoded_frames",
+            f"is {every}, so that of {count} frames only the first counts. Set it lower, or to "
+            "first.",
+        )
     if count is None or stride is None or (count - over) % stride == 0:
         return
     below = (count - over) // stride * stride + over

@@ -26,6 +26,8 @@ from unirl.models.quantized import as_int8, loading_words
 T = TypeVar("T")
 
 SCHEDULER = "scheduler"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+"""What diffusers reads, or the files that its `.index.json` names."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,12 @@ class DiffusersFolder:
         return network if settings.quantization is None else as_int8(network)
 
     def network_files(self, name: str) -> Sequence[Path]:
-        return sorted((self.path / name).glob("*.safetensors"))
+        """Those that `network` reads: the folder may hold variants in other precisions too."""
+        index = self.path / name / f"{WEIGHTS}.index.json"
+        if not index.is_file():
+            return [self.path / name / WEIGHTS]
+        named = json.loads(index.read_text())["weight_map"].values()
+        return [self.path / name / file for file in sorted(set(named))]
 
     def frozen(self, which: Frozen, dtype: torch.dtype) -> dict[str, Any] | None:
         """Encoders, decoder and processors under the names the pipeline takes, None for those that

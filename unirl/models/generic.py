@@ -12,6 +12,7 @@ compared with those of the pipeline's own scheduler, and a pipeline that differs
 from __future__ import annotations
 
 import inspect
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ NETWORK = "transformer"
 LARGEST_DIFFERENCE = 1e-2
 """Between our samples and the pipeline's, over the latents' size: bf16 rounding, not more."""
 REMEMBERED_BATCHES = 256
+EXAMPLE = "a red cat on a blue chair"
+"""A prompt unlike the empty one, so that guidance is part of the comparison."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class GenericModel(DiffusionModel):
         self._class = pipeline_class
         self._settings = settings
         self._texts: dict[str, int] = {}
-        self._checked: set[tuple[int, ...]] = set()
+        self._checked: set[tuple[float, ...]] = set()
         self._deployed = pipeline.scheduler
         self._held = _held_scheduler(pipeline.scheduler)
         # Without its no_grad.
@@ -75,6 +78,7 @@ class GenericModel(DiffusionModel):
         try:
             loaded: Any = DiffusionPipeline.from_pretrained(
                 path,
+                **_absent(path),
                 # One dtype for all: the call hands tensors from one to the other as they are.
                 dtype=settings.network_dtype,
                 local_files_only=True,
@@ -88,8 +92,12 @@ class GenericModel(DiffusionModel):
                 f"model.path={path}: model.family=generic needs FlowMatchEulerDiscreteScheduler, "
                 f"found {found}."
             )
-        if not isinstance(loaded.components.get(NETWORK), nn.Module):
-            raise ModelError(f"model.path={path}: the pipeline has no {NETWORK}.")
+        networks = [n for n, m in _modules(loaded).items() if n.startswith(NETWORK)]
+        if networks != [NETWORK]:
+            raise ModelError(
+                f"model.path={path}: model.family=generic trains one network, {NETWORK}; the "
+                f"pipeline has {networks}."
+            )
         pipeline = _remembering(type(loaded))(**loaded.components, **_settings_of(loaded))
         pipeline.set_progress_bar_config(disable=True)
         for module in _modules(pipeline).values():
@@ -272,14 +280,14 @@ class GenericModel(DiffusionModel):
     def _compare_once(self, sampling: SamplingParams) -> None:
         """Raise ModelError unless three of our steps end where the pipeline's own end."""
         size = (sampling.height, sampling.width, sampling.num_frames)
-        if size in self._checked:
+        if (*size, sampling.guidance_scale) in self._checked:
             return
         shape = self.latent_shape(sampling)
         start = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1))
         start = start.to(self._device)
         with self._arithmetic():
-            theirs = self._run([""], start, sampling.guidance_scale, size, "latent", 3)[0]
-        ours, conditioning = start, self.encode([PromptRecord("", "")], sampling)
+            theirs = self._run([EXAMPLE], start, sampling.guidance_scale, size, "latent", 3)[0]
+        ours, conditioning = start, self.encode([PromptRecord("", EXAMPLE)], sampling)
         levels = self._levels(sampling, 3)
         for level, following in pairwise(levels):
             sigma = torch.full((1,), level, device=start.device)
@@ -291,7 +299,7 @@ class GenericModel(DiffusionModel):
                 f"after three steps its latents and ours differ by {difference:.2g} of their size. "
                 "It needs a family of its own."
             )
-        self._checked.add(size)
+        self._checked.add((*size, sampling.guidance_scale))
 
 
 class _Answer(Exception):  # noqa: N818 (not an error)
@@ -379,6 +387,12 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_moved(part, device) for part in value)
     return value
+
+
+def _absent(path: Path) -> dict[str, None]:
+    """Components that the index names [null, null]: diffusers wants to be told so again."""
+    index = json.loads((path / "model_index.json").read_text())
+    return {name: None for name, entry in index.items() if entry == [None, None]}
 
 
 def _modules(pipeline: Any) -> dict[str, nn.Module]:

@@ -14,11 +14,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import diffusers
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import unirl
 from unirl.config.components import import_component
 from unirl.core.errors import ModelError
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
@@ -41,10 +44,12 @@ class EncodingStore:
             "files": _fingerprint(model),
             "dtype": str(settings.frozen_dtype),
             "max_sequence_length": settings.max_sequence_length,
+            # Templates around prompts are code.
+            "code": [unirl.__version__, diffusers.__version__, transformers.__version__],
         }
 
     def has(self, prompt: PromptRecord, sampling: SamplingParams, *, negative: bool) -> bool:
-        return self._file(prompt, sampling, negative).is_file()
+        return self.file(prompt, sampling, negative).is_file()
 
     def write(
         self,
@@ -58,14 +63,14 @@ class EncodingStore:
         tensors = {} if encoding is None else {f.name: v for f, v in _fields(encoding)}
         name = NOTHING if encoding is None else _class_name(type(encoding))
         held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        with replacing(self._file(prompt, sampling, negative)) as temporary:
+        with replacing(self.file(prompt, sampling, negative)) as temporary:
             save_file(held, temporary, metadata={"class": name})
 
     def read(
         self, prompt: PromptRecord, sampling: SamplingParams, *, negative: bool
     ) -> Conditioning | None:
         """As it was written. Raises ModelError when it is not there or cannot be read."""
-        file = self._file(prompt, sampling, negative)
+        file = self.file(prompt, sampling, negative)
         try:
             with safe_open(file, framework="pt") as opened:
                 name = (opened.metadata() or {})["class"]
@@ -78,8 +83,8 @@ class EncodingStore:
             ) from error
         return None if name == NOTHING else import_component(name)(**tensors)
 
-    def _file(self, prompt: PromptRecord, sampling: SamplingParams, negative: bool) -> Path:
-        """Negative encodings do not depend on the prompt's text, so prompts share them."""
+    def file(self, prompt: PromptRecord, sampling: SamplingParams, negative: bool) -> Path:
+        """Where it is kept. Negative encodings do not depend on the text, so prompts share them."""
         decides = {
             **self._encoders,
             "text": None if negative else prompt.text,
@@ -95,7 +100,12 @@ def missing(
 ) -> list[tuple[PromptRecord, SamplingParams, bool]]:
     """(prompt, sampling, is negative) of what the store lacks."""
     wanted = [(p, s, negative) for s in samplings for p in prompts for negative in (False, True)]
-    return [(p, s, negative) for p, s, negative in wanted if not store.has(p, s, negative=negative)]
+    lacking = {
+        store.file(prompt, sampling, negative): (prompt, sampling, negative)
+        for prompt, sampling, negative in wanted
+        if not store.has(prompt, sampling, negative=negative)
+    }
+    return list(lacking.values())
 
 
 @torch.no_grad()
@@ -106,8 +116,6 @@ def fill(
 ) -> None:
     """Encode and write them, one prompt at a time: its encoding never depends on others."""
     for prompt, sampling, negative in lacking:
-        if store.has(prompt, sampling, negative=negative):
-            continue  # written by a prompt before it
         encode = encoder.encode_negative if negative else encoder.encode
         store.write(prompt, sampling, encode([prompt], sampling), negative=negative)
 
@@ -237,11 +245,12 @@ def _told_to_encoders(sampling: SamplingParams) -> dict[str, Any]:
 def _fingerprint(model: Path) -> dict[str, str]:
     """Of the files of a model folder beside its denoising network: configs whole, of larger files
     their size, beginning and end. Does not change when the folder is copied."""
-    files = sorted(f for f in model.rglob("*") if f.is_file() and f.parent != model)
-    kept = [
-        f for f in files if not f.relative_to(model).parts[0].startswith(("transformer", "unet"))
-    ]
-    return {f.relative_to(model).as_posix(): _ends(f) for f in kept}
+    found = sorted(file for file in model.rglob("*") if file.is_file() and file.parent != model)
+    names = {file: file.relative_to(model) for file in found}
+    # Also what a download leaves beside the model, in hidden folders.
+    others = ("transformer", "unet", "scheduler", ".")
+    kept = {f: name for f, name in names.items() if not name.parts[0].startswith(others)}
+    return {name.as_posix(): _ends(file) for file, name in kept.items()}
 
 
 def _ends(file: Path) -> str:

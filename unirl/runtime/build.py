@@ -107,9 +107,10 @@ def build_roles(
     """The rollout engine and the train stack, with their weights, beside the reward."""
     device = pick_device(config.device)
     if config.model.encodings is not None:
-        records = (*prompts.train, *prompts.evaluation)
+        evaluated = prompts.evaluation if config.eval_interval > 0 else ()
+        records = (*prompts.train, *evaluated)
         written = ranks.on_main(lambda: encode_before(config, records, device))
-        logger.info("encoded %d prompts into %s", written, config.model.encodings)
+        logger.info("wrote %d encodings into %s", written, config.model.encodings)
     sync = sync_name(config)
     if sync is None:
         return _with_one_model(config, prompts, reward, device, ranks, host)

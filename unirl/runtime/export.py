@@ -37,6 +37,8 @@ class Export:
     """`adapter` or `model`."""
     path: Path
     """The file, or the folder of a whole model."""
+    files: tuple[Path, ...]
+    """All that was written."""
     num_bytes: int
     largest_difference: float
     """Of velocities, between the trained weights and those read back from `path`; 0 is bit equal.
@@ -67,16 +69,18 @@ def export_checkpoint(
     kind = kind or (MODEL if config.stack.lora is None else ADAPTER)
     if kind == ADAPTER and config.stack.lora is None:
         raise ModelError(f"{folder} was trained with stack.lora=null: export it with --as model.")
+    if kind == MODEL:  # an adapter is merged into exact weights, whatever it learned on
+        exact = config.model.model_copy(update={"quantization": None})
+        config = config.model_copy(update={"model": exact})
     model = build_model(config, CPU, with_encoders=False)
     load_trained(model, read_weights(folder, shadow))
     if kind == ADAPTER:
         path = model.write_adapter(output)
-        return Export(folder, kind, path, path.stat().st_size, float("nan"))
+        return Export(folder, kind, path, *_written(output), float("nan"))
     probe = _probe(config, model)
     path = model.write_model(output)
     difference = _difference(probe, _probe(_at(config, path), None))
-    num_bytes = sum(file.stat().st_size for file in _files(path))
-    return Export(folder, kind, path, num_bytes, difference)
+    return Export(folder, kind, path, *_written(output), difference)
 
 
 def load_trained(model: DiffusionModel, tensors: Mapping[str, Tensor]) -> None:
@@ -124,5 +128,7 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max())
 
 
-def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+def _written(folder: Path) -> tuple[tuple[Path, ...], int]:
+    """All files of a folder, and their bytes."""
+    files = tuple(sorted(file for file in folder.rglob("*") if file.is_file()))
+    return files, sum(file.stat().st_size for file in files)

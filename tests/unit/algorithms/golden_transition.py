@@ -35,7 +35,7 @@ class FixedVelocity:
         self.network = nn.Identity()
         self._velocity = velocity
 
-    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+    def guided_velocity(self, *question: Any) -> Tensor:
         return self._velocity
 
 

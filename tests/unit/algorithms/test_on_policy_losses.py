@@ -24,10 +24,11 @@ from torch import Tensor
 from unirl.algorithms.base import Algorithm, Policy
 from unirl.algorithms.making import make_algorithm
 from unirl.algorithms.transitions import TransitionRows
-from unirl.core.types import Conditioning, RolloutRequest, ScoredRollout
+from unirl.core.types import Conditioning, RolloutRequest, SamplingParams, ScoredRollout
 from unirl.models.base import DiffusionModel
 from unirl.models.lora import adapter_parameters
 from unirl.models.tiny import TinyConditioning, TinyModel
+from unirl.samplers.guidance import classifier_free
 
 KERNELS = ("flow", "dance", "flash", "cps", "ddim")
 # Clip ranges so wide that nothing is left out, where a test looks at gradients.
@@ -95,6 +96,17 @@ class InDouble:
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, TinyConditioning)
         return self.network(latents.double(), sigma.double(), conditioning.token_ids)
+
+    def guided_velocity(
+        self,
+        latents: Tensor,
+        sigma: Tensor,
+        conditioning: Conditioning,
+        negative: Conditioning | None,
+        sampling: SamplingParams,
+    ) -> Tensor:
+        scale = sampling.guidance_scale
+        return classifier_free(self.velocity, latents, sigma, conditioning, negative, scale)
 
     def policy(self) -> Policy:
         return policy(cast(DiffusionModel, self))

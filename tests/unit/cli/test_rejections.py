@@ -334,3 +334,26 @@ def test_files_are_looked_at_before_weights_load(
 
 def test_evaluation_prompts_do_not_matter_without_evaluation() -> None:
     checked("quickstart", ["data.eval=/nowhere.txt", "eval_interval=0"], None)
+
+
+@pytest.mark.parametrize("value", ["half", "0", "-1"])
+def test_a_value_of_no_allowed_kind_is_one_problem_of_its_key(value: str) -> None:
+    _, problems = compose_and_check(
+        "diffusion/wan/wan21_t2v_lora", ["model.path=.", f"sampling.decoded_frames={value}"]
+    )
+    (problem,) = problems
+    assert problem.key == "sampling.decoded_frames"
+    assert "'all' or 'first' or it must be" in problem.message
+
+
+def test_a_folder_of_another_family_is_told_before_anything_loads(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    _, problems = compose_and_check("diffusion/sd3/sd3_trainside", [f"model.path={tmp_path}"])
+    assert [problem.key for problem in problems] == ["model.path"]
+    assert "is a folder of FluxPipeline, but model.family=sd3 reads" in problems[0].message
+
+
+def test_frames_beyond_the_videos_end_are_told() -> None:
+    keys = ["model.path=.", "sampling.num_frames=5", "sampling.decoded_frames=9"]
+    _, problems = compose_and_check("diffusion/wan/wan21_t2v_lora", keys)
+    assert [problem.key for problem in problems] == ["sampling.decoded_frames"]

@@ -33,7 +33,10 @@ def test_the_nearest_key_is_named(asked: str, meant: str) -> None:
 
 
 def test_a_key_unlike_any_other_lists_its_block() -> None:
-    assert suggest("stack.lora.zzz") == "stack.lora has: rank, alpha, target_modules."
+    assert (
+        suggest("stack.lora.zzz")
+        == "stack.lora has: rank, alpha, target_modules, use_rslora, use_dora."
+    )
 
 
 def test_a_key_unlike_any_other_outside_a_block_says_where_all_keys_are() -> None:

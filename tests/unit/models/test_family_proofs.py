@@ -15,6 +15,7 @@ import pytest
 import torch
 from builders import policy, scored
 from families.case import FamilyCase, all_cases
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from unirl.algorithms.making import make_algorithm
@@ -400,3 +401,14 @@ def test_the_models_of_a_family_are_known_by_their_index(name: str) -> None:
     parts = import_component(MODELS[name].path).parts
     assert parts.family == name
     assert set(MODELS[name].pipelines) == set(parts.pipelines)
+
+
+def test_variants_of_the_weights_in_the_folder_are_not_read(tmp_path: Path) -> None:
+    """Published folders hold half-precision copies beside the weights."""
+    case = CASES["sd3"]
+    folder = case.build(tmp_path / "sd3")
+    whole = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    halved = {name: 1.5 * tensor for name, tensor in load_file(whole).items()}
+    save_file(halved, whole.with_name("diffusion_pytorch_model.fp16.safetensors"))
+    skeleton = case.model_class.load_skeleton(folder, case.settings(encoders=False))
+    assert skeleton.network_files() == {"": [whole]}
