@@ -4,6 +4,6 @@ import logging
 
 __version__ = "0.1.0"
 
-# torchao, which peft imports where it is installed, reports what other hardware than this would use.
+# torchao, which peft imports where it is installed, reports what only other hardware could use.
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)

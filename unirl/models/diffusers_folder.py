@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,8 +133,10 @@ class DiffusersFolder:
         components: dict[str, Any] = {}
         for name, module_class in self.parts.modules.items():
             wanted = which is Frozen.ALL or name in self.parts.decoders
-            reader = partial(read, c=module_class)
-            components[name] = self._read(name, reader) if wanted and self.has(name) else None
+            if wanted and self.has(name):
+                components[name] = self._read(name, lambda folder, c=module_class: read(folder, c))
+            else:
+                components[name] = None
         for name in self.parts.processors:
             wanted = which is Frozen.ALL and self.has(name)
             components[name] = processor(name) if wanted else None
