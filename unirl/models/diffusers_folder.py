@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import init_empty_weights
+from transformers import PreTrainedTokenizerBase
 
 from unirl.core.errors import ModelError
 from unirl.memory.movers import own_storages
@@ -241,10 +242,12 @@ def _skeleton(folder: Path, network_class: Any, dtype: torch.dtype) -> Any:
 
 def _processor(folder: Path, processor_class: Any) -> Any:
     """A tokenizer with a vocabulary: without files transformers returns an empty one."""
-    files = dict(getattr(processor_class, "vocab_files_names", {}))
-    complete = folder / files.pop("tokenizer_file", "")
-    if files and not complete.is_file() and not all((folder / f).is_file() for f in files.values()):
-        raise FileNotFoundError(
-            f"the folder has neither {complete.name} nor {' and '.join(files.values())}."
-        )
+    has_words = issubclass(processor_class, PreTrainedTokenizerBase)
+    files = dict(processor_class.vocab_files_names) if has_words else {}
+    if "tokenizer_file" in files:  # ByT5 reads bytes and has none
+        complete = folder / files.pop("tokenizer_file")
+        if not complete.is_file() and not all((folder / f).is_file() for f in files.values()):
+            raise FileNotFoundError(
+                f"the folder has neither {complete.name} nor {' and '.join(files.values())}."
+            )
     return processor_class.from_pretrained(folder, local_files_only=True)

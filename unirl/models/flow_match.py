@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from unirl.core.errors import ModelError
 
 LARGEST_MISS = 2e-6
@@ -41,6 +43,17 @@ def from_one_to_zero(levels: Sequence[float]) -> tuple[float, ...]:
             "sampling.sigma_schedule=linear, or another number of steps."
         )
     return (1.0, *rest)
+
+
+def whole_timesteps(sigma: Tensor, num_timesteps: int) -> Tensor:
+    """[B] float32 what schedulers that cut to whole timesteps (UniPC, DPM-Solver) tell a network at
+    levels sigma [B].
+
+    A level that is a whole number of thousandths must not fall below it for being rounded to
+    float32; without a flow_shift there are some that fall below it in UniPC's own float64.
+    """
+    whole = (sigma.double() * num_timesteps + 1e-4).floor().float()
+    return whole.clamp(max=num_timesteps - 1)
 
 
 def linear_grid(num_steps: int) -> list[float]:

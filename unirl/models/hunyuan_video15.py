@@ -32,6 +32,7 @@ from unirl.models.flow_match import linear_grid, scheduler_sigmas
 from unirl.models.lora_export import write_lora
 from unirl.models.pipeline_model import PipelineModel
 from unirl.models.video_frames import decoded_video, num_latent_frames
+from unirl.samplers.guidance import classifier_free_apart
 
 IMAGE_TOKENS = 729
 """The network has room for so many tokens of an image; without one they are zeros and masked."""
@@ -156,11 +157,8 @@ class HunyuanVideo15Model(PipelineModel):
         sampling: SamplingParams,
     ) -> Tensor:
         """[B, *latent] classifier-free guidance by two calls."""
-        conditional = self.velocity(latents, sigma, conditioning)
-        if negative is None:
-            return conditional
-        unconditional = self.velocity(latents, sigma, negative)
-        return unconditional + sampling.guidance_scale * (conditional - unconditional)
+        scale = sampling.guidance_scale
+        return classifier_free_apart(self.velocity, latents, sigma, conditioning, negative, scale)
 
     def pixels(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae

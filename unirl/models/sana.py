@@ -26,7 +26,7 @@ from transformers import Gemma2Model, GemmaTokenizer
 from unirl.core.errors import ModelError
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.diffusers_folder import PipelineParts
-from unirl.models.flow_match import scheduler_sigmas
+from unirl.models.flow_match import scheduler_sigmas, whole_timesteps
 from unirl.models.pipeline_model import PipelineModel
 
 INSTRUCTION: list[str] = (
@@ -152,7 +152,4 @@ class SanaModel(PipelineModel):
         num_timesteps = self.scheduler.config["num_train_timesteps"]
         if isinstance(self.scheduler, FlowMatchEulerDiscreteScheduler):
             return sigma * num_timesteps
-        # DPM-Solver cuts to whole numbers; a level that is a whole number of thousandths must not
-        # fall below it for being rounded to float32.
-        whole = (sigma.double() * num_timesteps + 1e-4).floor().float()
-        return whole.clamp(max=num_timesteps - 1)
+        return whole_timesteps(sigma, num_timesteps)

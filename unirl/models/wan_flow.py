@@ -23,11 +23,12 @@ from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.base import LoadSettings
 from unirl.models.diffusers_folder import DiffusersFolder
 from unirl.models.experts import NoiseLevelExperts
-from unirl.models.flow_match import scheduler_sigmas
+from unirl.models.flow_match import scheduler_sigmas, whole_timesteps
 from unirl.models.lora import adapter_parameters
 from unirl.models.lora_export import write_lora
 from unirl.models.pipeline_model import PipelineModel
 from unirl.models.video_frames import decoded_video, num_latent_frames
+from unirl.samplers.guidance import classifier_free_apart
 
 SCHEDULERS: Mapping[str, Any] = {
     "UniPCMultistepScheduler": UniPCMultistepScheduler,
@@ -102,12 +103,8 @@ class WanFlowModel(PipelineModel):
         sampling: SamplingParams,
     ) -> Tensor:
         """[B, *latent] classifier-free guidance, each row with the scale of its expert."""
-        conditional = self.velocity(latents, sigma, conditioning)
-        if negative is None:
-            return conditional
-        unconditional = self.velocity(latents, sigma, negative)
         scales = self._guidance_scales(sigma, sampling).view(-1, 1, 1, 1, 1)
-        return unconditional + scales * (conditional - unconditional)
+        return classifier_free_apart(self.velocity, latents, sigma, conditioning, negative, scales)
 
     def pixels(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae
@@ -167,11 +164,7 @@ class WanFlowModel(PipelineModel):
         """[B] what the scheduler would tell the network at these levels."""
         if isinstance(self.scheduler, FlowMatchEulerDiscreteScheduler):
             return sigma * self._num_timesteps
-        # UniPC starts 1e-6 below 1 and cuts to whole numbers. A level that is a whole number of
-        # thousandths must not fall below it for being rounded to float32; without a flow_shift
-        # there are some that fall below it in UniPC's own float64.
-        whole = (sigma.double() * self._num_timesteps + 1e-4).floor().float()
-        return whole.clamp(max=self._num_timesteps - 1)
+        return whole_timesteps(sigma, self._num_timesteps)
 
     def _guidance_scales(self, sigma: Tensor, sampling: SamplingParams) -> Tensor:
         """[B] guidance_scale, below the boundary low_noise_guidance_scale where it is set."""

@@ -32,3 +32,19 @@ def classifier_free(
     pair = velocity(torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
     unconditional, conditional = pair.chunk(2)
     return unconditional + scale * (conditional - unconditional)
+
+
+def classifier_free_apart(
+    velocity: Velocity,
+    latents: Tensor,
+    sigma: Tensor,
+    conditioning: Conditioning,
+    negative: Conditioning | None,
+    scale: float | Tensor,
+) -> Tensor:
+    """The same by two calls, as the pipelines of video models do; scale may differ by row."""
+    conditional = velocity(latents, sigma, conditioning)
+    if negative is None:
+        return conditional
+    unconditional = velocity(latents, sigma, negative)
+    return unconditional + scale * (conditional - unconditional)
