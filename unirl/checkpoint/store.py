@@ -120,30 +120,36 @@ class CheckpointStore:
         return "\n".join(lines)
 
 
-def find_checkpoint(path: Path) -> Path:
+def find_checkpoint(path: Path, key: str | None = "load_dir") -> Path:
     """The checkpoint a user means by `path`, verified.
 
     Args:
         path: a checkpoint, a folder of checkpoints (the newest is taken), or a run directory.
+        key: what the user set to it, for messages; None for a word of a command.
 
     Raises:
         CheckpointError: there is none, or the one meant is damaged; then the newest sound
             alternative is named, never taken silently.
     """
     try:
-        return _find(path)
+        return _find(path, key)
     except OSError as error:
         raise CheckpointError(
-            f"load_dir={path} cannot be read: {error.strerror}. Correct load_dir or permissions."
+            f"{_asked(path, key)} cannot be read: {error.strerror}. "
+            f"Correct {key or 'the path'} or permissions."
         ) from error
 
 
-def _find(path: Path) -> Path:
+def _asked(path: Path, key: str | None) -> str:
+    return f"{path}" if key is None else f"{key}={path}"
+
+
+def _find(path: Path, key: str | None) -> Path:
     if not path.is_dir():
         found = "a file" if path.exists() else "nothing"
         raise CheckpointError(
-            f"load_dir={path}: expected a checkpoint, a folder of checkpoints or a run directory, "
-            f"found {found}. Correct load_dir."
+            f"{_asked(path, key)}: expected a checkpoint, a folder of checkpoints or a run "
+            f"directory, found {found}. Correct {key or 'the path'}."
         )
     if _FOLDER_NAME.fullmatch(path.resolve().name) or (path / MANIFEST).exists():
         folder, neighbours = path, path.resolve().parent
@@ -151,15 +157,19 @@ def _find(path: Path) -> Path:
         neighbours = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         candidates = _newest_first(neighbours)
         if not candidates:
+            remedy = (
+                "Name another run, or let this one save some with save_interval."
+                if key is None
+                else f"Correct {key}, or set {key}=null to start afresh."
+            )
             raise CheckpointError(
-                f"load_dir={path}: no checkpoint-<step> folder in {neighbours}. Correct load_dir, "
-                "or set load_dir=null to start afresh."
+                f"{_asked(path, key)}: no checkpoint-<step> folder in {neighbours}. {remedy}"
             )
         folder = candidates[0][1]
     try:
         verify(folder)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}\n{_alternative(folder, neighbours)}") from error
+        raise CheckpointError(f"{error}\n{_alternative(folder, neighbours, key)}") from error
     return folder
 
 
@@ -195,7 +205,7 @@ def _compare(path: Path, expected: FileEntry) -> None:
         )
 
 
-def _alternative(damaged: Path, neighbours: Path) -> str:
+def _alternative(damaged: Path, neighbours: Path, key: str | None) -> str:
     """A sentence on what to load instead."""
     for _, folder in _newest_first(neighbours):
         if folder.resolve() == damaged.resolve():
@@ -204,7 +214,8 @@ def _alternative(damaged: Path, neighbours: Path) -> str:
             verify(folder)
         except CheckpointError:
             continue
-        return f"The newest sound checkpoint is {folder}: set load_dir={folder} to use it."
+        use = f"name {folder}" if key is None else f"set {key}={folder}"
+        return f"The newest sound checkpoint is {folder}: {use} to use it."
     return f"No other sound checkpoint is in {neighbours}."
 
 

@@ -64,7 +64,7 @@ def export_checkpoint(
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"{output} exists and is not empty. Name another folder.")
-    folder = find_checkpoint(checkpoint)
+    folder = find_checkpoint(checkpoint, key=None)
     config = _config_of(folder, model_path)
     kind = kind or (MODEL if config.stack.lora is None else ADAPTER)
     if kind == ADAPTER and config.stack.lora is None:

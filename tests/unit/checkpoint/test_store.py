@@ -245,6 +245,18 @@ def test_a_path_the_system_refuses_is_an_error_about_load_dir(tmp_path):
         find_checkpoint(tmp_path / ("x" * 300))
 
 
+def test_the_word_of_a_command_is_not_called_load_dir(tmp_path):
+    with pytest.raises(CheckpointError, match="found nothing") as nowhere:
+        find_checkpoint(tmp_path / "run", key=None)
+    with pytest.raises(CheckpointError, match="Name another run") as empty:
+        find_checkpoint(tmp_path, key=None)
+    older = CheckpointStore(tmp_path).save(1, write_weights(b"older"))
+    flip_byte(CheckpointStore(tmp_path).save(2, write_weights(b"newer")) / "policy.bin")
+    with pytest.raises(CheckpointError, match=f"name {older} to use it") as damaged:
+        find_checkpoint(tmp_path, key=None)
+    assert all("load_dir" not in str(raised.value) for raised in (nowhere, empty, damaged))
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A real file system of 1 MB."""
