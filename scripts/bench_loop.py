@@ -40,9 +40,9 @@ from unirl.runtime.loop import build_trainer
 from unirl.tracking.jsonl import JsonlSink
 from unirl.tracking.tracker import Tracker
 from unirl.train.stack import TrainStack
+from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints
 from unirl.trainer.diffusion import DiffusionTrainer
-from unirl.trainer.evaluation import Gallery
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def our_trainer(config: RunConfig, resources: ExitStack) -> tuple[DiffusionTrain
         roles,
         ResidencyPolicy.of(config),
         checkpoints,
-        Gallery(folder, config),
+        EvaluationArchive(folder, config),
         transitions,
         tracker,
         lambda: False,

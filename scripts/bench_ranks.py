@@ -36,8 +36,8 @@ from unirl.residency.trace import TransitionLog
 from unirl.runtime.build import build_host, build_reward_role, build_roles, load_all_prompts
 from unirl.runtime.loop import build_trainer
 from unirl.tracking.tracker import Row, Sink, Tracker
+from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints
-from unirl.trainer.evaluation import Gallery
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ def train(
         roles,
         ResidencyPolicy.of(config),
         Checkpoints(config, roles.stack, folder, None, ranks),
-        Gallery(folder, config),
+        EvaluationArchive(folder, config),
         transitions,
         Tracker([rows]),
         lambda: ranks.any(False),

@@ -43,7 +43,7 @@ def test_the_run_succeeds_and_leaves_every_file(run: Run) -> None:
         "doctor.json",
         "run.log",
     }
-    assert names == files | {"images", "checkpoints"}
+    assert names == files | {"images", "evaluations", "checkpoints"}
 
 
 def test_config_yaml_is_the_whole_configuration_and_a_recipe(run: Run, tmp_path: Path) -> None:

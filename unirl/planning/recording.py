@@ -28,7 +28,6 @@ from unirl.core.components import (
 )
 from unirl.core.types import (
     Conditioning,
-    PromptRecord,
     Rewards,
     Rollout,
     RolloutRequest,
@@ -41,6 +40,7 @@ from unirl.rollout.engine import SyncedEngine
 from unirl.rollout.replica import replica_components
 from unirl.train.backend import TrainBackend
 from unirl.train.components import train_components
+from unirl.trainer.archive import EvaluatedSuite
 from unirl.trainer.roles import AroundStep
 from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload
 
@@ -281,10 +281,8 @@ class RecordingCheckpoints:
         return Path()
 
 
-class NoGallery:
-    """Writes no pictures."""
+class NoArchive:
+    """Keeps no evaluations."""
 
-    def save(
-        self, step: int, shown: Sequence[Tensor], records: Sequence[PromptRecord]
-    ) -> list[Path]:
+    def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Path]:
         return []

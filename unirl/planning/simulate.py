@@ -25,7 +25,7 @@ from unirl.distributed.ranks import OneRank
 from unirl.models.base import DiffusionModel
 from unirl.models.blocks import find_blocks
 from unirl.planning.recording import (
-    NoGallery,
+    NoArchive,
     RecordingCheckpoints,
     RecordingEngine,
     RecordingReward,
@@ -212,7 +212,7 @@ def _assemble(
         phases,
         PromptStream(_records("train", counts.train), config.batch_size, config.seed),
         requests,
-        Evaluator(config, phases, requests, evaluation, NoGallery(), lambda: False),
+        Evaluator(config, phases, requests, evaluation, NoArchive(), lambda: False),
         RecordingCheckpoints(config, recorder.watch),
         Tracker([]),
         recorder,

@@ -38,8 +38,8 @@ from unirl.tracking.files import replacing
 from unirl.tracking.tracker import Tracker
 from unirl.train.examination import Level, measure
 from unirl.train.findings import Finding, findings
+from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints
-from unirl.trainer.evaluation import Gallery
 from unirl.trainer.examined import ExaminedFirst, OnlyExamined
 from unirl.trainer.roles import TrainRole
 
@@ -144,7 +144,7 @@ def _first_window(
         roles,
         keep_rule(one_window, problem, start, len(prompts.evaluation)),
         checkpoints,
-        Gallery(folder, config),
+        EvaluationArchive(folder, config),
         moves,
         Tracker([]),
         lambda: False,

@@ -23,9 +23,10 @@ from unirl.residency.timeline import plain_window, timeline
 from unirl.reward.service import RewardService
 from unirl.runtime.build import Prompts, Roles, pick_device
 from unirl.tracking.tracker import Tracker
+from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.clock import MemoryMeter, NoMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer
-from unirl.trainer.evaluation import Evaluator, Gallery
+from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
 from unirl.trainer.roles import MoveRecord, SaveRole, TrainRole
@@ -37,7 +38,7 @@ def build_trainer(
     roles: Roles,
     rule: KeepRule,
     checkpoints: SaveRole,
-    gallery: Gallery,
+    archive: EvaluationArchive,
     moves: MoveRecord,
     tracker: Tracker,
     should_stop: Callable[[], bool],
@@ -59,7 +60,7 @@ def build_trainer(
         phases,
         PromptStream(prompts.train, config.batch_size, config.seed),
         requests,
-        Evaluator(config, phases, requests, prompts.evaluation, gallery, should_stop),
+        Evaluator(config, phases, requests, prompts.evaluation, archive, should_stop),
         checkpoints,
         tracker,
         moves,

@@ -44,9 +44,9 @@ from unirl.tracking.jsonl import JsonlSink, read_rows
 from unirl.tracking.plots import save_curves
 from unirl.tracking.tracker import Sink, Tracker
 from unirl.tracking.wandb_sink import WandbSink
+from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints, flatten
 from unirl.trainer.diffusion import TrainResult
-from unirl.trainer.evaluation import Gallery
 from unirl.trainer.requests import evaluation_params
 
 logger = logging.getLogger("unirl.runtime")
@@ -165,7 +165,7 @@ def _train(
         roles,
         keep_rule(config, problem, start, len(prompts.evaluation)),
         checkpoints,
-        Gallery(directory.image_dir, config),
+        EvaluationArchive(directory.path, config),
         transitions,
         tracker,
         lambda: ranks.any(stop.requested()),

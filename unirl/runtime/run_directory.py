@@ -15,6 +15,7 @@ import yaml
 from unirl.checkpoint.store import CheckpointStore, find_checkpoint
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
+from unirl.tracking.evaluations import set_aside_evaluations
 from unirl.tracking.files import replacing
 from unirl.tracking.jsonl import rewind
 
@@ -48,10 +49,6 @@ class RunDirectory:
     @property
     def trace_file(self) -> Path:
         return self.path / "trace.json"
-
-    @property
-    def image_dir(self) -> Path:
-        return self.path / "images"
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -122,6 +119,8 @@ class RunDirectory:
         """Write the resolved config; set aside what lies beyond the rollout to go on with."""
         rewind(self.metrics_file, rollout)
         rewind(self.transitions_file, rollout)
+        for path in set_aside_evaluations(self.path, rollout):
+            logger.debug("resuming at rollout %d: set aside %s", rollout, path)
         for path in CheckpointStore(self.checkpoint_dir).set_aside_after(rollout):
             logger.warning("resuming at rollout %d: set aside %s", rollout, path)
         text = yaml.safe_dump(self._config.model_dump(mode="json"), sort_keys=False)

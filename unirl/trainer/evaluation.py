@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,11 +14,11 @@ from unirl.config.schema import RunConfig
 from unirl.core.types import PromptBatch, PromptRecord, Rewards, Rollout
 from unirl.distributed.sharding import join_samples
 from unirl.residency.policy import Role
-from unirl.tracking.files import replacing
-from unirl.tracking.media import save_before_after, save_grid
+from unirl.tracking.evaluations import MAIN_SUITE, EvaluatedSample
+from unirl.trainer.archive import EvaluatedSuite
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
-from unirl.trainer.roles import GalleryRole
+from unirl.trainer.roles import ArchiveRole
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,14 @@ class Evaluator:
         phases: Phases,
         requests: RequestFactory,
         records: Sequence[PromptRecord],
-        gallery: GalleryRole,
+        archive: ArchiveRole,
         should_stop: Callable[[], bool],
     ) -> None:
         self._config = config
         self._phases = phases
         self._requests = requests
         self._records = records[: config.eval_num_prompts]
-        self._gallery = gallery
+        self._archive = archive
         self._should_stop = should_stop
 
     def run(self, step: int, sync_weights: bool) -> Evaluation | None:
@@ -58,40 +56,38 @@ class Evaluator:
         """
         parks = self._phases.residency.parkable(Role.ROLLOUT)
         keep_awake = not (parks and sync_weights)
-        averages = _Averages()
-        shown: list[Tensor] = []
+        chunks: list[_Chunk] = []
+        starts = range(0, len(self._records), self._config.eval_chunk_prompts)
         try:
-            for chunk in _chunks(self._records, self._config.eval_chunk_prompts):
+            for start in starts:
                 if self._should_stop():
                     break
-                shown.append(self._run_chunk(chunk, averages, sync_weights, keep_awake))
+                chunks.append(self._run_chunk(start, sync_weights, keep_awake))
         except BaseException as error:
             self._phases.sleep_after_failure(error)
             raise
         self._phases.residency.set(Role.ROLLOUT, on_device=False)
-        if len(shown) * self._config.eval_chunk_prompts < len(self._records):
+        if len(chunks) < len(starts):
             return None
-        pictures = self._phases.ranks.on_main(
-            lambda: self._gallery.save(step, shown, self._records)
-        )
-        return Evaluation(averages.metrics(), pictures)
+        suite = _joined(MAIN_SUITE, chunks)
+        pictures = self._phases.ranks.on_main(lambda: self._archive.save(step, [suite]))
+        return Evaluation(evaluation_metrics(suite.samples), pictures)
 
-    def _run_chunk(
-        self,
-        chunk: tuple[PromptRecord, ...],
-        averages: _Averages,
-        sync_weights: bool,
-        keep_awake: bool,
-    ) -> Tensor:
-        request = self._requests.evaluation(PromptBatch(chunk))
+    def _run_chunk(self, start: int, sync_weights: bool, keep_awake: bool) -> _Chunk:
+        """The prompts from `start` on; the last chunk may be smaller."""
+        prompts = self._records[start : start + self._config.eval_chunk_prompts]
+        request = self._requests.evaluation(PromptBatch(tuple(prompts)))
         rollout = self._phases.generate(request, sync_weights=sync_weights, keep_awake=keep_awake)
         kept = [Role.ROLLOUT] if keep_awake else []
         rewards = self._phases.score(request, rollout, preserve=kept)
-        averages.add(rewards, self._phases.judge(request, rollout))
-        return self._first_of_each_prompt(rollout, len(chunk))
+        judged = self._phases.judge(request, rollout)
+        return _Chunk(
+            _evaluated_samples(prompts, start, rewards, judged),
+            self._first_of_each_prompt(rollout, len(prompts)),
+        )
 
     def _first_of_each_prompt(self, rollout: Rollout, num_prompts: int) -> Tensor:
-        """[P, 3, H, W] one picture of each prompt that the gallery can show, of all ranks."""
+        """[P, 3, H, W] one picture of each prompt that the archive can show, of all ranks."""
         own = film_strips(rollout.images[:: rollout.request.samples_per_prompt])
         num_shown = min(num_prompts, self._config.logging.media_max_items)
         ranks = self._phases.ranks
@@ -99,60 +95,54 @@ class Evaluator:
         return join_samples(ranks.gather(own[:turns]), num_shown)
 
 
-class _Averages:
-    """Means over all chunks."""
+@dataclass(frozen=True)
+class _Chunk:
+    """What one chunk of prompts gave."""
 
-    def __init__(self) -> None:
-        self._sums: defaultdict[str, float] = defaultdict(float)
-        self._counts: defaultdict[str, int] = defaultdict(int)
-
-    def add(self, rewards: Rewards, judged: Mapping[str, Tensor]) -> None:
-        self._add("eval/reward_mean", rewards.total[rewards.valid])
-        for name, scores in rewards.components.items():
-            self._add(f"eval/{name}_mean", scores[rewards.valid])
-        for name, scores in judged.items():
-            self._add(f"eval/judge_{name}_mean", scores)
-
-    def _add(self, name: str, values: Tensor) -> None:
-        self._sums[name] += float(values.double().sum())
-        self._counts[name] += len(values)
-
-    def metrics(self) -> dict[str, float]:
-        means = {name: total / self._counts[name] for name, total in self._sums.items()}
-        return {**means, "eval/num_samples": float(self._counts["eval/reward_mean"])}
+    samples: list[EvaluatedSample]
+    shown: Tensor
+    """As in `EvaluatedSuite`."""
 
 
-class Gallery:
-    """Grids of evaluation images, and the first evaluation beside the latest."""
+def _joined(name: str, chunks: Sequence[_Chunk]) -> EvaluatedSuite:
+    samples = tuple(sample for chunk in chunks for sample in chunk.samples)
+    return EvaluatedSuite(name, samples, torch.cat([chunk.shown for chunk in chunks]))
 
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        self._folder = folder
-        self._num_images = config.logging.media_max_items
-        self._scale = config.logging.media_scale
 
-    def save(
-        self, step: int, shown: Sequence[Tensor], records: Sequence[PromptRecord]
-    ) -> list[Path]:
-        """Write this evaluation's grid, and before_after.png from the second evaluation on.
+def _evaluated_samples(
+    chunk: Sequence[PromptRecord], first: int, rewards: Rewards, judged: Mapping[str, Tensor]
+) -> list[EvaluatedSample]:
+    """Of a chunk whose first prompt is the suite's prompt `first`."""
+    num_samples = len(rewards.total) // len(chunk)
+    return [
+        EvaluatedSample(
+            prompt=first + sample // num_samples,
+            text=chunk[sample // num_samples].text,
+            sample=sample % num_samples,
+            reward=float(rewards.total[sample]) if rewards.valid[sample] else None,
+            scores=_finite({name: s[sample] for name, s in rewards.components.items()}),
+            judges=_finite({name: s[sample] for name, s in judged.items()}),
+        )
+        for sample in range(len(rewards.total))
+    ]
 
-        shown: [chunk, 3, H, W] uint8 tensors, one image a prompt.
-        """
-        images = torch.cat(list(shown))[: self._num_images].permute(0, 2, 3, 1).numpy()
-        captions = [record.text for record in records[: len(images)]]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        grid = self._folder / f"eval-{step:06d}.png"
-        save_grid(images, captions, grid, self._scale, columns=math.isqrt(len(images) - 1) + 1)
-        first_file = self._folder / "first_evaluation.npz"
-        if not first_file.exists():
-            with replacing(first_file) as temporary:
-                np.savez_compressed(temporary, images=images)
-            return [grid]
-        pair = self._folder / "before_after.png"
-        with np.load(first_file) as saved:
-            first = saved["images"]
-        count = min(len(first), len(images))  # a resumed run may show another number
-        save_before_after(first[:count], images[:count], captions[:count], pair, self._scale)
-        return [grid, pair]
+
+def _finite(scores: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: float(score) for name, score in scores.items() if score.isfinite()}
+
+
+def evaluation_metrics(samples: Sequence[EvaluatedSample]) -> dict[str, float]:
+    """Means over all samples, whatever the chunks were; dropped prompts count for judges only."""
+    valid = [sample for sample in samples if sample.reward is not None]
+    values = {"eval/reward_mean": [s.reward for s in samples if s.reward is not None]}
+    for sample in valid:
+        for name, score in sample.scores.items():
+            values.setdefault(f"eval/{name}_mean", []).append(score)
+    for sample in samples:
+        for name, score in sample.judges.items():
+            values.setdefault(f"eval/judge_{name}_mean", []).append(score)
+    means = {name: math.fsum(scores) / len(scores) for name, scores in values.items()}
+    return {**means, "eval/num_samples": float(len(valid))}
 
 
 def film_strips(images: Tensor) -> Tensor:
@@ -162,7 +152,3 @@ def film_strips(images: Tensor) -> Tensor:
         return images
     last = images.shape[1] - 1
     return torch.cat([images[:, frame] for frame in sorted({0, last // 2, last})], dim=-1)
-
-
-def _chunks(records: Sequence[PromptRecord], size: int) -> list[tuple[PromptRecord, ...]]:
-    return [tuple(records[start : start + size]) for start in range(0, len(records), size)]

@@ -10,7 +10,6 @@ from typing import Protocol
 from torch import Tensor
 
 from unirl.core.types import (
-    PromptRecord,
     Rewards,
     Rollout,
     RolloutRequest,
@@ -18,6 +17,7 @@ from unirl.core.types import (
     UpdateStats,
 )
 from unirl.residency.transition import Transition
+from unirl.trainer.archive import EvaluatedSuite
 
 AroundStep = Callable[[], AbstractContextManager[None]]
 """Entered around each optimizer step."""
@@ -59,12 +59,10 @@ class SaveRole(Protocol):
     def save(self, rollouts_done: int) -> Path: ...
 
 
-class GalleryRole(Protocol):
-    """`trainer.evaluation.Gallery`."""
+class ArchiveRole(Protocol):
+    """`trainer.archive.EvaluationArchive`."""
 
-    def save(
-        self, step: int, shown: Sequence[Tensor], records: Sequence[PromptRecord]
-    ) -> list[Path]: ...
+    def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Path]: ...
 
 
 class MoveRecord(Protocol):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from unirl.config.schema import RunConfig
 from unirl.core.components import Movable, Moved, Parking, TensorComponent
-from unirl.core.types import PromptBatch, PromptRecord, Rollout, RolloutRequest
+from unirl.core.types import PromptBatch, Rollout, RolloutRequest
 from unirl.memory.copies import Device
 from unirl.memory.hostmem import HostArena
 from unirl.memory.parts import TensorPart, nothing
@@ -33,7 +33,7 @@ from unirl.residency.transition import Transition
 from unirl.train.optimizer import moments_of
 from unirl.train.stack import TrainStack
 from unirl.trainer.diffusion import DiffusionTrainer
-from unirl.trainer.evaluation import Evaluator, _Averages
+from unirl.trainer.evaluation import Evaluator, _Chunk, _evaluated_samples
 from unirl.trainer.phases import Phases
 
 # --- planners -------------------------------------------------------------------------------------
@@ -301,32 +301,21 @@ class BringsTheTrainerBackFirst(DiffusionTrainer):
 
 
 class SleepsBetweenChunks(Evaluator):
-    def _run_chunk(
-        self,
-        chunk: tuple[PromptRecord, ...],
-        averages: _Averages,
-        sync_weights: bool,
-        keep_awake: bool,
-    ) -> Tensor:
-        return super()._run_chunk(chunk, averages, sync_weights, keep_awake=False)
+    def _run_chunk(self, start: int, sync_weights: bool, keep_awake: bool) -> _Chunk:
+        return super()._run_chunk(start, sync_weights, keep_awake=False)
 
 
 class EvaluatesBesideTheTrainer(Evaluator):
     """Brings in what it needs, and parks nobody for it."""
 
-    def _run_chunk(
-        self,
-        chunk: tuple[PromptRecord, ...],
-        averages: _Averages,
-        sync_weights: bool,
-        keep_awake: bool,
-    ) -> Tensor:
-        request, phases = self._requests.evaluation(PromptBatch(chunk)), self._phases
+    def _run_chunk(self, start: int, sync_weights: bool, keep_awake: bool) -> _Chunk:
+        prompts = self._records[start : start + self._config.eval_chunk_prompts]
+        request, phases = self._requests.evaluation(PromptBatch(tuple(prompts))), self._phases
         for role in (Role.ROLLOUT, Role.REWARD):
             phases.residency.set(role, on_device=True)
         rollout = phases.engine.generate(request)
-        averages.add(phases.reward.score(rollout), {})
-        return rollout.images
+        rewards = phases.reward.score(rollout)
+        return _Chunk(_evaluated_samples(prompts, start, rewards, {}), rollout.images)
 
 
 # --- movers ---------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ from unirl.memory.copies import Device
 from unirl.memory.hostmem import GIB, HostArena, HostLimit
 from unirl.memory.movers import RoleWeights, module_components
 from unirl.models.tiny import TinyModel
-from unirl.planning.recording import NoGallery
+from unirl.planning.recording import NoArchive
 from unirl.residency.directory import State
 from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import ResidencyPolicy, Role
@@ -148,7 +148,7 @@ class Loop:
         requests = RequestFactory(config, tiny_model(), make_algorithm(config.algorithm))
         phases = self.slab.phases
         self.evaluator = build.evaluator(
-            config, phases, requests, records(3), NoGallery(), lambda: False
+            config, phases, requests, records(3), NoArchive(), lambda: False
         )
         self.trainer = build.trainer(
             config,

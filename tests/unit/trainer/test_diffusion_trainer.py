@@ -37,9 +37,10 @@ from unirl.rollout.replica import ReplicaEngine
 from unirl.rollout.trainside import TrainsideEngine
 from unirl.tracking.metrics import describe
 from unirl.tracking.tracker import Row, Sink, Tracker
+from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.clock import NoMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer, TrainResult
-from unirl.trainer.evaluation import Evaluator, Gallery
+from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
 from unirl.trainer.roles import AroundStep
@@ -125,7 +126,7 @@ class Run:
                 self.recording.phases,
                 requests,
                 records(6),
-                Gallery(folder, config),
+                EvaluationArchive(folder, config),
                 should_stop,
             ),
             RecordingCheckpoints(  # type: ignore[arg-type]
@@ -358,7 +359,7 @@ class RealRun:
                 phases,
                 requests,
                 records(2),
-                Gallery(folder / "images", config),
+                EvaluationArchive(folder, config),
                 lambda: False,
             ),
             NoCheckpoints(),  # type: ignore[arg-type]

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from builders import SIZE, records, run_config
-from PIL import Image
+from builders import records, run_config
 from recording_phases import RecordingPhases
 
 from unirl.algorithms.making import make_algorithm
 from unirl.core.types import PromptBatch, PromptRecord
 from unirl.residency.policy import Role
+from unirl.tracking.evaluations import EvaluatedSample, evaluation_file, read_evaluation
 from unirl.tracking.metrics import describe
-from unirl.trainer.evaluation import Evaluator, Gallery, film_strips
+from unirl.trainer.archive import EvaluationArchive
+from unirl.trainer.evaluation import Evaluator, evaluation_metrics, film_strips
 from unirl.trainer.requests import RequestFactory
 
 ALL = tuple(Role)
@@ -24,7 +25,7 @@ ROUND = ["generate", "score", "judge"]
 
 def evaluator(
     recording: RecordingPhases,
-    image_dir: Path,
+    run_dir: Path,
     *,
     num_prompts: int = 5,
     should_stop: Any = lambda: False,
@@ -38,7 +39,7 @@ def evaluator(
         recording.phases,
         requests,
         prompts or records(6),
-        Gallery(image_dir, config),
+        EvaluationArchive(run_dir, config),
         should_stop,
     )
 
@@ -148,17 +149,25 @@ def test_a_stop_ends_the_evaluation_without_a_result(tmp_path, stop_after):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_first_evaluation_gives_a_grid_and_later_ones_a_comparison_too(tmp_path):
+def test_every_sample_is_recorded_and_the_means_follow_from_the_records(tmp_path):
     recording = RecordingPhases(ALL)
-    run = evaluator(recording, tmp_path, **{"logging.media_max_items": 3})
-    first, second = (run.run(step, sync_weights=True) for step in (0, 2))
-    assert first is not None
-    assert second is not None
-    assert [path.name for path in first.pictures] == ["eval-000000.png"]
-    assert [path.name for path in second.pictures] == ["eval-000002.png", "before_after.png"]
-    for path in second.pictures:
-        with Image.open(path) as image:
-            assert image.width >= SIZE
+    evaluation = evaluator(recording, tmp_path).run(3, sync_weights=True)
+    assert evaluation is not None
+    samples = read_evaluation(evaluation_file(tmp_path, "eval", 3))
+    assert [(s.prompt, s.sample) for s in samples] == [(p, g) for p in range(5) for g in range(2)]
+    assert [s.text for s in samples[::2]] == [record.text for record in records(6)[:5]]
+    assert evaluation_metrics(samples) == evaluation.metrics
+
+
+def test_a_dropped_prompt_has_no_reward_and_counts_for_judges_only():
+    kept = EvaluatedSample(0, "red cat", 0, 0.5, {"bright": 0.5}, {"dark": 1.0})
+    dropped = EvaluatedSample(1, "blue dog", 0, None, {}, {"dark": 0.0})
+    assert evaluation_metrics([kept, dropped]) == {
+        "eval/reward_mean": 0.5,
+        "eval/bright_mean": 0.5,
+        "eval/judge_dark_mean": 0.5,
+        "eval/num_samples": 1,
+    }
 
 
 def test_a_video_is_shown_by_its_first_middle_and_last_frame():
@@ -170,11 +179,3 @@ def test_a_video_is_shown_by_its_first_middle_and_last_frame():
     assert film_strips(frames[:, :1]).shape == (2, 3, 4, 6)
     images = frames[:, 0]
     assert film_strips(images) is images
-
-
-def test_evaluations_of_videos_write_the_grid_and_the_comparison(tmp_path):
-    gallery = Gallery(tmp_path, run_config())
-    shown = [film_strips(torch.zeros(2, 5, 3, 4, 6, dtype=torch.uint8))]
-    assert [path.name for path in gallery.save(0, shown, records(2))] == ["eval-000000.png"]
-    written = gallery.save(1, shown, records(2))
-    assert [path.name for path in written] == ["eval-000001.png", "before_after.png"]

@@ -1,0 +1,130 @@
+"""What an evaluation leaves in the run directory: a line per sample, and images as they were made.
+
+    evaluations/eval-000010.jsonl   {"prompt": 0, "text": "a cat", "sample": 0, "reward": 0.5, ...}
+    images/eval-000010/0000.png     the first sample of prompt 0, lossless
+
+The step counts the rollouts done before. The file of lines comes last, so where it is, its images
+are. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from unirl.tracking.files import output_errors, replacing
+
+MAIN_SUITE = "eval"
+"""The prompts of data.eval, scored with the reward that is trained on and by the judges."""
+
+
+@dataclass(frozen=True)
+class EvaluatedSample:
+    """One sample of an evaluation and what was said about it."""
+
+    prompt: int
+    """Place of its prompt in the suite, from 0."""
+    text: str
+    sample: int
+    """Which of the prompt's samples, from 0."""
+    reward: float | None
+    """Weighted total; None where a scorer failed and the prompt was dropped."""
+    scores: Mapping[str, float]
+    """Each scorer's own score; one that failed is missing."""
+    judges: Mapping[str, float]
+    image: str | None = None
+    """Its PNG from the run directory on; of a video first, middle and last frame side by side."""
+
+
+def write_evaluation(
+    run_dir: Path,
+    suite: str,
+    step: int,
+    samples: Sequence[EvaluatedSample],
+    images: NDArray[np.uint8],
+) -> Path:
+    """Write the images [P', H, W, 3] of the first P' prompts and then the lines; same input, same
+    bytes.
+
+    Raises:
+        UnirlError: the disk refused.
+    """
+    for prompt, image in enumerate(images):
+        with replacing(run_dir / _image_name(suite, step, prompt)) as temporary:
+            Image.fromarray(image).save(temporary)
+    path = evaluation_file(run_dir, suite, step)
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for sample in samples:
+            if sample.sample == 0 and sample.prompt < len(images):
+                sample = replace(sample, image=_image_name(suite, step, sample.prompt))
+            file.write(json.dumps(asdict(sample)) + "\n")
+    return path
+
+
+def evaluation_file(run_dir: Path, suite: str, step: int) -> Path:
+    return run_dir / "evaluations" / f"{suite}-{step:06d}.jsonl"
+
+
+def read_evaluation(path: Path) -> list[EvaluatedSample]:
+    """The samples of one file, in its order: by prompt, then by sample."""
+    with path.open(encoding="utf-8") as file:
+        return [EvaluatedSample(**json.loads(line)) for line in file]
+
+
+def read_images(run_dir: Path, suite: str, step: int, count: int) -> NDArray[np.uint8]:
+    """[P', H, W, 3] of the first prompts of an evaluation, at most `count`."""
+    images = []
+    for prompt in range(count):
+        path = run_dir / _image_name(suite, step, prompt)
+        if not path.exists():
+            break
+        with Image.open(path) as image:
+            images.append(np.asarray(image))
+    return np.stack(images)
+
+
+def evaluation_steps(run_dir: Path, suite: str = MAIN_SUITE) -> list[int]:
+    """Steps at which a suite was evaluated, ascending."""
+    folder = run_dir / "evaluations"
+    return sorted(step for path, name, step in _evaluations(folder) if name == suite)
+
+
+def set_aside_evaluations(run_dir: Path, rollout: int) -> list[Path]:
+    """Take back what was evaluated at or after `rollout`, before a run resumes there.
+
+    Lines and images go to a folder `before-resume-<rollout>` beside them. Returns the new names.
+    """
+    moved = []
+    for folder in (run_dir / "evaluations", run_dir / "images"):
+        for path, _, step in list(_evaluations(folder)):
+            if step >= rollout:
+                moved.append(_move_into(folder / f"before-resume-{rollout}", path))
+    return moved
+
+
+def _move_into(aside: Path, path: Path) -> Path:
+    with output_errors(aside):
+        aside.mkdir(exist_ok=True)
+        target, number = aside / path.name, 2
+        while target.exists():  # of an earlier resume at the same rollout
+            target, number = aside / f"{path.name}.{number}", number + 1
+        return path.rename(target)
+
+
+def _image_name(suite: str, step: int, prompt: int) -> str:
+    return f"images/{suite}-{step:06d}/{prompt:04d}.png"
+
+
+def _evaluations(folder: Path) -> Iterator[tuple[Path, str, int]]:
+    """Files and folders that belong to one evaluation, with its suite and step."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        match = re.fullmatch(r"(\w+)-(\d{6,})(\.\w+)?", path.name)
+        if match:
+            yield path, match[1], int(match[2])

@@ -1,0 +1,75 @@
+"""Keeps evaluations in the run directory: lines, images, a grid, the first beside the latest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unirl.config.schema import RunConfig
+from unirl.tracking.evaluations import (
+    MAIN_SUITE,
+    EvaluatedSample,
+    evaluation_steps,
+    read_images,
+    write_evaluation,
+)
+from unirl.tracking.media import save_before_after, save_grid
+
+
+@dataclass(frozen=True)
+class EvaluatedSuite:
+    """The samples of one prompt set with what scorers and judges said."""
+
+    name: str
+    samples: tuple[EvaluatedSample, ...]
+    """By prompt, then by sample."""
+    shown: Tensor
+    """[P', 3, H, W] uint8, the first sample of each of the first prompts; of videos film strips."""
+
+
+class EvaluationArchive:
+    """Writes what a run's evaluations found."""
+
+    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+        self._run_dir = run_dir
+        self._num_images = config.logging.media_max_items
+        self._scale = config.logging.media_scale
+
+    def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Path]:
+        """Write an evaluation after `step` rollouts; returns its picture sheets.
+
+        before_after.png is written from the second evaluation on. Raises UnirlError when the disk
+        refuses: evaluations are part of a run like its metrics.
+        """
+        sheets: list[Path] = []
+        for suite in suites:
+            images = suite.shown[: self._num_images].permute(0, 2, 3, 1).numpy()
+            write_evaluation(self._run_dir, suite.name, step, suite.samples, images)
+            if suite.name == MAIN_SUITE:
+                sheets = self._sheets(step, images, _captions(suite))
+        return sheets
+
+    def _sheets(self, step: int, images: NDArray[np.uint8], captions: list[str]) -> list[Path]:
+        folder = self._run_dir / "images"
+        grid = folder / f"{MAIN_SUITE}-{step:06d}.png"
+        columns = math.isqrt(len(images) - 1) + 1
+        save_grid(images, captions[: len(images)], grid, self._scale, columns)
+        first_step = evaluation_steps(self._run_dir)[0]
+        if first_step == step:
+            return [grid]
+        pair = folder / "before_after.png"
+        first = read_images(self._run_dir, MAIN_SUITE, first_step, len(images))
+        count = len(first)  # a resumed run may show another number
+        save_before_after(first, images[:count], captions[:count], pair, self._scale)
+        return [grid, pair]
+
+
+def _captions(suite: EvaluatedSuite) -> list[str]:
+    """One a prompt."""
+    return [sample.text for sample in suite.samples if sample.sample == 0]
