@@ -65,12 +65,14 @@ def _id(page: Path) -> str:
 def folder(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """An empty working folder with the files that a page shows, importable as in the CLI."""
+    """A working folder with the files that a page shows and empty ones for the models they name."""
     page: Path = request.getfixturevalue("page")
     for block in [*fenced_blocks(page, "yaml"), *fenced_blocks(page, "python")]:
         if name := file_name(block):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(block)
+            for model in re.findall(r"^model: {path: (\w+)}", block, re.MULTILINE):
+                (tmp_path / model).mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
