@@ -169,6 +169,7 @@ def our_trainer(config: RunConfig, resources: ExitStack) -> tuple[DiffusionTrain
         tracker,
         lambda: False,
         OneRank(),
+        checkpoints.progress,
     )
     return trainer, roles.stack
 

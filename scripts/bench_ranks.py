@@ -161,17 +161,19 @@ def train(
         folder / "transitions.jsonl", TraceFile(folder / "trace.json", rank=0)
     )
     resources.callback(transitions.close)
+    checkpoints = Checkpoints(config, roles.stack, folder, None, ranks)
     trainer = build_trainer(
         config,
         prompts,
         roles,
         ResidencyPolicy.of(config),
-        Checkpoints(config, roles.stack, folder, None, ranks),
+        checkpoints,
         EvaluationArchive(folder, config),
         transitions,
         Tracker([rows]),
         lambda: ranks.any(False),
         ranks,
+        checkpoints.progress,
     )
     trainer.train_window(range(1))
     ranks.num_exchanges, ranks.exchange_seconds, ranks.waiting_seconds = 0, 0.0, 0.0

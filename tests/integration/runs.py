@@ -68,7 +68,7 @@ class Run:
     def numbers(self) -> list[dict[str, Any]]:
         """Rows without what a repetition may change: times and moves."""
         return [
-            {k: v for k, v in row.items() if k.split("/")[0] not in ("perf", "memory", "residency")}
+            {name: value for name, value in row.items() if not _is_a_cost(name)}
             for row in self.rows()
         ]
 
@@ -136,6 +136,13 @@ def compare_with_plan(run: Run) -> tuple[int, str]:
     with contextlib.redirect_stdout(output):
         code = main(["plan", "--compare", str(run.directory)])
     return code, output.getvalue()
+
+
+def _is_a_cost(name: str) -> bool:
+    """Of times and moves, in a row of metrics; what was counted is none."""
+    family, _, what = name.partition("/")
+    counted = family == "progress" and not what.endswith("_seconds")
+    return family in ("perf", "memory", "residency", "progress") and not counted
 
 
 def _place(directory: Path) -> list[str]:

@@ -80,6 +80,8 @@ def test_a_window_runs_the_network_as_often_as_it_must(
     )
     assert counted == (sampling, anchor + rows, rows)
     assert row["perf/total_denoiser_forwards"] == sampling + anchor + rows
+    assert row["progress/denoiser_evaluations"] == sampling + anchor + rows
+    assert row["progress/images"] == ALL
     assert all(describe(name).meaning for name in row if "/" in name)
 
 

@@ -53,6 +53,9 @@ def test_resuming_equals_never_stopping(tmp_path: Path, kind: str) -> None:
     for other in (resumed, elsewhere):
         assert_same_state(whole, other, step=4)
     assert resumed.numbers() == whole.numbers()
+    for cost in ("progress/wall_seconds", "progress/device_seconds"):
+        seconds = [row[cost] for row in resumed.rows()]
+        assert seconds == sorted(seconds), "time goes on after a resume"
     # Elsewhere the rows begin with the evaluation of the loaded weights.
     first = next(i for i, row in enumerate(whole.rows()) if row["rollout"] == 2)
     assert elsewhere.numbers() == whole.numbers()[first:]

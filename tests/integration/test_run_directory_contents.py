@@ -40,6 +40,7 @@ def test_the_run_succeeds_and_leaves_every_file(run: Run) -> None:
         "transitions.jsonl",
         "trace.json",
         "curves.png",
+        "costs.png",
         "doctor.json",
         "run.log",
     }

@@ -4,7 +4,7 @@
     shadows.safetensors   shadow weights, where the algorithm keeps some
     optimizer.pt          AdamW state
     shards/               instead of these three, with save_format=sharded
-    trainer_state.json    rollouts done, weight version, tracker id, the run's configuration
+    trainer_state.json    rollouts done, weight version, what it cost, tracker id, configuration
 
 Nothing else is needed for an exact resume: prompts, noise and SDE steps are functions of the seed
 and the rollout id.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +45,8 @@ class TrainerState:
     wandb_run_id: str | None
     config: Mapping[str, Any]
     """The resolved configuration, to tell what differs when resuming."""
+    progress: Mapping[str, float] = field(default_factory=dict)
+    """`trainer.progress`; empty in a checkpoint that is older than it."""
 
 
 class Saveable(Protocol):

@@ -44,6 +44,7 @@ from unirl.trainer.clock import NoMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer
 from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
+from unirl.trainer.progress import Progress
 from unirl.trainer.requests import RequestFactory
 from unirl.weight_sync.base import SharedWeights
 
@@ -217,6 +218,7 @@ def _assemble(
         Tracker([]),
         recorder,
         lambda: False,
+        Progress(config.num_devices),
     )
 
 

@@ -40,6 +40,7 @@ from unirl.train.examination import Level, measure
 from unirl.train.findings import Finding, findings
 from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints
+from unirl.trainer.clock import PhaseClock
 from unirl.trainer.examined import ExaminedFirst, OnlyExamined
 from unirl.trainer.roles import TrainRole
 
@@ -69,7 +70,9 @@ def examine(config: RunConfig, roles: Roles, scored: Sequence[ScoredRollout]) ->
     return Examination(found, measured.levels, time.perf_counter() - began)
 
 
-def examined_first(config: RunConfig, roles: Roles, directory: Path, ranks: Ranks) -> TrainRole:
+def examined_first(
+    config: RunConfig, roles: Roles, directory: Path, ranks: Ranks, clock: PhaseClock
+) -> TrainRole:
     """The train role of a run, which writes down what the doctor finds in its first window.
 
     On several ranks, where forwards are made together, nobody looks.
@@ -77,7 +80,7 @@ def examined_first(config: RunConfig, roles: Roles, directory: Path, ranks: Rank
     if not config.doctor or ranks.world_size > 1:
         return roles.stack
     return ExaminedFirst(
-        roles.stack, lambda scored: write_down(examine(config, roles, scored), directory)
+        roles.stack, lambda scored: write_down(examine(config, roles, scored), directory), clock
     )
 
 
@@ -149,7 +152,10 @@ def _first_window(
         Tracker([]),
         lambda: False,
         OneRank(),
-        OnlyExamined(roles.stack, lambda scored: examined.append(examine(config, roles, scored))),
+        checkpoints.progress,
+        lambda clock: OnlyExamined(
+            roles.stack, lambda scored: examined.append(examine(config, roles, scored))
+        ),
     )
     trainer.train(start)
     return examined[0]

@@ -28,6 +28,7 @@ from unirl.trainer.clock import MemoryMeter, NoMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer
 from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
+from unirl.trainer.progress import Progress
 from unirl.trainer.requests import RequestFactory
 from unirl.trainer.roles import MoveRecord, SaveRole, TrainRole
 
@@ -43,10 +44,11 @@ def build_trainer(
     tracker: Tracker,
     should_stop: Callable[[], bool],
     ranks: Ranks,
-    train: TrainRole | None = None,
+    progress: Progress,
+    train: Callable[[PhaseClock], TrainRole] | None = None,
     overlap_bytes: int | None = None,
 ) -> DiffusionTrainer:
-    """Wire the loop around loaded roles; `train` stands before the stack if it is given."""
+    """Wire the loop around loaded roles; what `train` gives stands before the stack."""
     meter = _meter(config)
     planner = build_planner(config, roles, rule, moves, meter, ranks, overlap_bytes)
     require_same_settings({"residency plan": planner.plan}, ranks)
@@ -56,7 +58,7 @@ def build_trainer(
     requests = RequestFactory(config, roles.stack.model, make_algorithm(config.algorithm))
     return DiffusionTrainer(
         config,
-        roles.stack if train is None else train,
+        roles.stack if train is None else train(clock),
         phases,
         PromptStream(prompts.train, config.batch_size, config.seed),
         requests,
@@ -65,6 +67,7 @@ def build_trainer(
         tracker,
         moves,
         should_stop,
+        progress,
     )
 
 

@@ -41,7 +41,7 @@ from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_
 from unirl.runtime.run_directory import RunDirectory
 from unirl.tracking.console import ConsoleSink, setup_logging, setup_rank_logging, summary
 from unirl.tracking.jsonl import JsonlSink, read_rows
-from unirl.tracking.plots import save_curves
+from unirl.tracking.plots import save_costs, save_curves
 from unirl.tracking.tracker import Sink, Tracker
 from unirl.tracking.wandb_sink import WandbSink
 from unirl.trainer.archive import EvaluationArchive
@@ -170,7 +170,8 @@ def _train(
         tracker,
         lambda: ranks.any(stop.requested()),
         ranks,
-        examined_first(config, roles, directory.path, ranks),
+        checkpoints.progress,
+        lambda clock: examined_first(config, roles, directory.path, ranks, clock),
         overlap_bytes=overlap_bytes(config, problem),
     )
     return trainer.train(start)
@@ -234,6 +235,7 @@ def _finish(directory: RunDirectory, result: TrainResult) -> None:
     rows = list(read_rows(directory.metrics_file))
     if rows:
         save_curves(directory.metrics_file, directory.path / "curves.png")
+        save_costs(directory.metrics_file, directory.path / "costs.png")
     if result.interrupted:
         logger.info("stopped after %d rollouts; %s", result.rollouts_done, _hint(directory, result))
     summary([row.metrics for row in rows if row.kind == "eval"], directory.path)

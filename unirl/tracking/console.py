@@ -87,7 +87,9 @@ def rollout_line(row: Row, num_rollouts: int) -> str:
 def eval_line(row: Row, settings: str) -> str:
     """`EVAL step N (settings) key=value ...`."""
     values = " ".join(
-        f"{name.removeprefix('eval/')}={value:.4g}" for name, value in row.metrics.items()
+        f"{name.removeprefix('eval/')}={value:.4g}"
+        for name, value in row.metrics.items()
+        if name.startswith("eval/")
     )
     return f"EVAL step {row.rollout} ({settings}) {values}"
 
@@ -102,7 +104,8 @@ def summary(evaluations: Sequence[Mapping[str, float]], run_dir: Path) -> None:
 
 
 def _before_after_table(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
-    names = [name for name in before if name in after and name != "eval/num_samples"]
+    names = [name for name in before if name in after and name.startswith("eval/")]
+    names = [name for name in names if name != "eval/num_samples"]
     width = max(len(name) for name in names)
     lines = [f"{'':<{width}}   before  ->    after    change"]
     for name in names:

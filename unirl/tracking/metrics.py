@@ -105,12 +105,29 @@ METRICS: Mapping[str, Metric] = {
     "train/rollout_replay_log_prob_diff_max": Metric(
         "nats per latent element", "largest |engine's - replayed log-prob|"
     ),
+    # progress/: what the run has cost so far, before a resume too; in every row
+    "progress/wall_seconds": Metric(
+        "s",
+        "time since the model was loaded, evaluations and saves included; what a kill took back "
+        "and the time until a resume are not",
+    ),
+    "progress/device_seconds": Metric("s", "that time by the number of devices"),
+    "progress/images": Metric(
+        "samples", "drawn for training, failed ones included; a video counts as one"
+    ),
+    "progress/denoiser_evaluations": Metric(
+        "samples",
+        "the denoising network was run on for training, on all devices: sampling, replays, "
+        "references, updates and fillers of ranks without rows, guidance twice; not evaluations, "
+        "backwards or the doctor",
+    ),
     # perf/: wall-clock time of one window
     "perf/samples_per_second": Metric("samples / s", "samples trained on per second of the window"),
     "perf/<phase>_seconds": Metric(
         "s",
-        "time in one phase: rollout (sync included), reward, sync, train, evaluate, save, total; "
-        "the row after an evaluation has its rollout and reward time too",
+        "time in one phase: rollout (sync included), reward, sync, train (doctor included), "
+        "doctor, evaluate, save, total; the row after an evaluation "
+        "has its rollout and reward time too",
     ),
     "perf/<phase>_denoiser_forwards": Metric(
         "samples",

@@ -1,15 +1,24 @@
-"""Reward curves of a run as one picture, from its `metrics.jsonl`.
+"""Curves of a run as pictures, from its `metrics.jsonl`: reward over rollouts, and over costs.
 
 matplotlib is imported on use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from unirl.tracking.files import replacing
 from unirl.tracking.jsonl import read_rows
+from unirl.tracking.tracker import Row
+
+COSTS = {
+    "progress/wall_seconds": "seconds",
+    "progress/device_seconds": "device seconds",
+    "progress/images": "images sampled for training",
+    "progress/denoiser_evaluations": "denoiser evaluations",
+}
+"""What a reward can be bought with."""
 
 
 def save_curves(metrics_jsonl: Path, path: Path) -> None:
@@ -55,6 +64,47 @@ def save_curves(metrics_jsonl: Path, path: Path) -> None:
         axes.grid(alpha=0.3)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120)
+
+
+def save_costs(metrics_jsonl: Path, path: Path) -> None:
+    """A PNG: reward above gradient norm, over wall time, device time, images and denoiser
+    evaluations.
+
+    Raises:
+        UnirlError: the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = list(read_rows(metrics_jsonl))
+    figure = Figure(figsize=(15, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    curves = {
+        "rollout/reward_mean": ("training", 0, "-"),
+        "eval/reward_mean": ("evaluation", 0, "o-"),
+        "train/grad_norm": ("gradient norm", 1, "-"),
+    }
+    all_axes = figure.subplots(2, len(COSTS), sharex="col", sharey="row")
+    for column, (cost, label) in enumerate(COSTS.items()):
+        for name, (legend, line, style) in curves.items():
+            points = _points(rows, cost, name)
+            if points:
+                axes = all_axes[line, column]
+                axes.plot(*zip(*points, strict=True), style, markersize=4, label=legend)
+        all_axes[1, column].set(xlabel=label)
+    all_axes[0, 0].set(ylabel="reward")
+    all_axes[1, 0].set(ylabel="gradient norm before clipping")
+    if all_axes[0, 0].lines:
+        all_axes[0, 0].legend()
+    for axes in all_axes.flat:
+        axes.grid(alpha=0.3)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120)
+
+
+def _points(rows: Sequence[Row], cost: str, name: str) -> list[tuple[float, float]]:
+    """(cost, value) of the rows that have both."""
+    return [(r.metrics[cost], r.metrics[name]) for r in rows if {cost, name} <= r.metrics.keys()]
 
 
 def _curve_names(names_of_rows: Iterable[Iterable[str]]) -> list[str]:

@@ -17,11 +17,14 @@ from typing import Literal, Self
 _log = logging.getLogger("unirl.tracking")
 
 
+RowKind = Literal["rollout", "eval"]
+
+
 @dataclass(frozen=True)
 class Row:
     """Metrics of one moment of the run."""
 
-    kind: Literal["rollout", "eval"]
+    kind: RowKind
     rollout: int
     """rollout: id of the (last) rollout, from 0; eval: number of rollouts done before it."""
     optimizer_step: int

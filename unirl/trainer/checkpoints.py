@@ -13,6 +13,7 @@ from unirl.checkpoint.together import save_together
 from unirl.config.schema import RunConfig
 from unirl.distributed.ranks import Ranks
 from unirl.train.stack import TrainStack
+from unirl.trainer.progress import Progress
 
 logger = logging.getLogger("unirl.checkpoint")
 
@@ -58,6 +59,7 @@ class Checkpoints:
     ) -> None:
         """`source` is the verified checkpoint folder to resume from."""
         self.wandb_run_id: str | None = None
+        self.progress = Progress(config.num_devices)
         self._config = config
         self._stack = stack
         self._store = CheckpointStore(directory)
@@ -78,6 +80,10 @@ class Checkpoints:
         restore(source, self._stack, self._ranks)
         for line in changed_keys(state.config, self._config.model_dump(mode="json")):
             logger.warning("resuming with another setting than the run was saved with: %s", line)
+        if state.progress:
+            self.progress.resume(state.progress)
+        else:
+            logger.warning("the checkpoint knows no costs: progress/* counts from this resume on")
         logger.info("resumed from %s at rollout %d", self._source, state.rollouts_done)
         return state.rollouts_done
 
@@ -100,6 +106,7 @@ class Checkpoints:
             optimizer_step=self._stack.weight_version,
             wandb_run_id=self.wandb_run_id,
             config=self._config.model_dump(mode="json"),
+            progress=self.progress.state(),
         )
 
         def write(folder: Path) -> None:

@@ -11,7 +11,7 @@ phases tell what comes next.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -21,12 +21,13 @@ from unirl.core.types import ScoredRollout
 from unirl.data.stream import PromptStream
 from unirl.distributed.sharding import own_prompts, sample_places
 from unirl.residency.policy import Role
-from unirl.tracking.tracker import Row, Tracker
+from unirl.tracking.tracker import Row, RowKind, Tracker
 from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
+from unirl.trainer.progress import Progress
 from unirl.trainer.requests import RequestFactory
 from unirl.trainer.roles import MoveRecord, SaveRole, TrainRole
-from unirl.trainer.window_metrics import rollout_metrics, train_metrics
+from unirl.trainer.window_metrics import rollout_metrics, train_metrics, trained_forwards
 from unirl.trainer.windows import sync_is_due, windows
 
 logger = logging.getLogger("unirl.trainer")
@@ -56,6 +57,7 @@ class DiffusionTrainer:
         tracker: Tracker,
         transitions: MoveRecord,
         should_stop: Callable[[], bool],
+        progress: Progress,
     ) -> None:
         self._config = config
         self._stack = stack
@@ -67,6 +69,7 @@ class DiffusionTrainer:
         self._tracker = tracker
         self._transitions = transitions
         self._should_stop = should_stop
+        self._progress = progress
         self._advantage_rule = AdvantageRule.of(config)
         self._resumed_at: int | None = None
         self._evaluation_dropped = False
@@ -109,7 +112,8 @@ class DiffusionTrainer:
         metrics["perf/samples_per_second"] = (
             metrics["rollout/num_samples"] / metrics["perf/total_seconds"]
         )
-        self._tracker.log(Row("rollout", window[-1], self._stack.weight_version, metrics))
+        self._count(metrics)
+        self._log("rollout", window[-1], metrics)
 
     def _collect(self, rollout_id: int) -> ScoredRollout:
         """Sample and score one rollout, and compare each sample with its siblings."""
@@ -138,8 +142,7 @@ class DiffusionTrainer:
         if evaluation is None:
             self._evaluation_dropped = True
             return
-        row = Row("eval", rollouts_done, self._stack.weight_version, evaluation.metrics)
-        self._tracker.log(row)
+        self._log("eval", rollouts_done, evaluation.metrics)
         for path in evaluation.pictures:
             self._tracker.image("eval/samples", path, rollouts_done)
 
@@ -155,6 +158,15 @@ class DiffusionTrainer:
 
     def _optimizer_there(self) -> AbstractContextManager[None]:
         return self._phases.residency.borrowed("optimizer step")
+
+    def _count(self, metrics: Mapping[str, float]) -> None:
+        """Add a window to what the run has cost on all ranks."""
+        forwards = sum(self._phases.ranks.gather(trained_forwards(metrics)))
+        self._progress.add_window(metrics["rollout/num_samples"], forwards)
+
+    def _log(self, kind: RowKind, rollout: int, metrics: Mapping[str, float]) -> None:
+        metrics = {**metrics, **self._progress.metrics()}
+        self._tracker.log(Row(kind, rollout, self._stack.weight_version, metrics))
 
     def _take_costs(self) -> dict[str, float]:
         """Seconds and moves since the last row; evaluation and save count to the next one."""

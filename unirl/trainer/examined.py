@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from unirl.core.types import ScoredRollout, UpdateStats
+from unirl.trainer.clock import PhaseClock
 from unirl.trainer.roles import AroundStep, TrainRole
 
 Examine = Callable[[Sequence[ScoredRollout]], None]
@@ -13,19 +14,22 @@ Examine = Callable[[Sequence[ScoredRollout]], None]
 
 class ExaminedFirst:
     """A train role whose first window is examined, on the device where it is about to be trained
-    on."""
+    on. The look is a phase of its own, `doctor`."""
 
-    def __init__(self, stack: TrainRole, examine: Examine) -> None:
+    def __init__(self, stack: TrainRole, examine: Examine, clock: PhaseClock) -> None:
         self._stack = stack
-        self._examine = examine
+        self._examine: Examine | None = examine
+        self._clock = clock
 
     @property
     def weight_version(self) -> int:
         return self._stack.weight_version
 
     def update(self, scored: Sequence[ScoredRollout], around_step: AroundStep) -> list[UpdateStats]:
-        examine, self._examine = self._examine, _look_away
-        examine(scored)
+        if self._examine is not None:
+            examine, self._examine = self._examine, None
+            with self._clock.phase("doctor"):
+                examine(scored)
         return self._stack.update(scored, around_step)
 
 
@@ -43,7 +47,3 @@ class OnlyExamined:
     def update(self, scored: Sequence[ScoredRollout], around_step: AroundStep) -> list[UpdateStats]:
         self._examine(scored)
         return [UpdateStats({}, "only examined")]
-
-
-def _look_away(scored: Sequence[ScoredRollout]) -> None:
-    return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -37,6 +37,13 @@ def train_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
     pooled = pool_metrics([update.metrics for update in updates])
     pooled["skipped_steps"] = float(sum(update.skipped is not None for update in updates))
     return {f"train/{name}": value for name, value in pooled.items()}
+
+
+def trained_forwards(costs: Mapping[str, float]) -> float:
+    """Samples that this rank ran the denoiser on in a window, less those of the doctor's look."""
+    names = ("perf/total_denoiser_forwards", "perf/doctor_denoiser_forwards")
+    total, doctor = (costs.get(name, 0.0) for name in names)
+    return total - doctor
 
 
 def _spread(name: str, values: Tensor) -> dict[str, float]:

@@ -80,6 +80,7 @@ from unirl.train.stack import TrainStack
 from unirl.trainer.diffusion import DiffusionTrainer
 from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
+from unirl.trainer.progress import Progress
 from unirl.trainer.requests import RequestFactory
 
 TRAIN, ROLLOUT, REWARD = Role.TRAIN, Role.ROLLOUT, Role.REWARD
@@ -161,6 +162,7 @@ class Loop:
             Tracker([]),
             NoRecord(),
             lambda: False,
+            Progress(config.num_devices),
         )
 
     def train(self) -> list[str]:

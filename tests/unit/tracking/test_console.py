@@ -21,7 +21,9 @@ METRICS = {
     "train/clip_fraction": 0.12,
 }
 ROLLOUT = Row("rollout", 11, 12, METRICS)
-EVAL = Row("eval", 12, 12, {"eval/reward_mean": 0.53, "eval/ocr_mean": 1.0})
+EVAL = Row(
+    "eval", 12, 12, {"eval/reward_mean": 0.53, "eval/ocr_mean": 1.0, "progress/images": 384.0}
+)
 EVAL_SAMPLING = SamplingParams(
     num_inference_steps=8, guidance_scale=1.0, height=16, width=32, eta=0.0, kernel="flow"
 )

@@ -34,5 +34,13 @@ def test_an_unknown_name_raises(name):
 def test_every_entry_describes_itself_in_a_known_family():
     for name, metric in METRICS.items():
         assert describe(re.sub(r"<\w+>", "x", name)) is metric
-        assert name.split("/")[0] in {"rollout", "train", "perf", "memory", "eval", "residency"}
+        assert name.split("/")[0] in {
+            "rollout",
+            "train",
+            "progress",
+            "perf",
+            "memory",
+            "eval",
+            "residency",
+        }
         assert metric.meaning

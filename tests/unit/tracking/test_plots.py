@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from unirl.tracking.jsonl import JsonlSink
-from unirl.tracking.plots import save_curves
+from unirl.tracking.plots import COSTS, save_costs, save_curves
 from unirl.tracking.tracker import Row
 
 ROLLOUTS = [
@@ -35,6 +35,32 @@ def test_curves_are_one_picture(tmp_path, rows):
         pixels = np.asarray(picture.convert("RGB"))
     first_curve = (31, 119, 180)
     assert (pixels == first_curve).all(axis=-1).any() == bool(rows)
+
+
+COSTLY = [
+    Row(
+        r.kind,
+        r.rollout,
+        r.optimizer_step,
+        {**r.metrics, **dict.fromkeys(COSTS, r.rollout * 9.0), "train/grad_norm": 1.0},
+    )
+    for r in ROLLOUTS
+]
+
+
+@pytest.mark.parametrize("rows", [[], ROLLOUTS, COSTLY])
+def test_costs_are_one_picture_with_curves_where_costs_were_logged(tmp_path, rows):
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    for row in rows:
+        sink.log(row)
+    sink.close()
+    save_costs(tmp_path / "metrics.jsonl", tmp_path / "costs.png")
+    with Image.open(tmp_path / "costs.png") as picture:
+        assert picture.size == (1800, 720)
+        pixels = np.asarray(picture.convert("RGB"))
+    drawn = (pixels == (31, 119, 180)).all(axis=-1).any(axis=0)
+    quarters = [bool(part.any()) for part in np.array_split(drawn, 4)]
+    assert quarters == [rows is COSTLY] * 4
 
 
 def test_tracking_imports_neither_matplotlib_nor_wandb_nor_torch():

@@ -42,6 +42,7 @@ from unirl.trainer.clock import NoMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer, TrainResult
 from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
+from unirl.trainer.progress import Progress
 from unirl.trainer.requests import RequestFactory
 from unirl.trainer.roles import AroundStep
 from unirl.weight_sync.base import SharedWeights
@@ -135,6 +136,7 @@ class Run:
             Tracker([self.rows]),
             transition_log(folder),
             should_stop,
+            Progress(config.num_devices),
         )
 
     def train(self, start: int = 0) -> TrainResult:
@@ -366,13 +368,14 @@ class RealRun:
             Tracker([self.sink]),
             self.log,
             lambda: False,
+            Progress(config.num_devices),
         )
         trainer.train(0)
         residency.enter(Role.TRAIN)
 
     def learned(self) -> list[dict[str, float]]:
         """All metrics but costs."""
-        costs = ("perf/", "residency/")
+        costs = ("perf/", "residency/", "progress/")
         return [
             {name: value for name, value in row.metrics.items() if not name.startswith(costs)}
             for row in self.sink.rows

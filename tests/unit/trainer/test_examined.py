@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from unirl.core.types import ScoredRollout, UpdateStats
+from unirl.trainer.clock import NoMeter, PhaseClock
 from unirl.trainer.examined import ExaminedFirst, OnlyExamined
 from unirl.trainer.roles import AroundStep
 
@@ -32,12 +33,14 @@ class Stack:
 def test_only_the_first_window_is_examined_and_before_it_is_trained_on() -> None:
     seen: list[Any] = []
     stack = Stack(seen)
-    role = ExaminedFirst(stack, lambda scored: seen.append(("examined", scored)))
+    clock = PhaseClock(NoMeter())
+    role = ExaminedFirst(stack, lambda scored: seen.append(("examined", scored)), clock)
     updates = [role.update(window, nullcontext) for window in WINDOWS]
     trained = [("trained", window, nullcontext) for window in WINDOWS]
     assert seen == [("examined", WINDOWS[0]), *trained]
     assert updates == [[UpdateStats({"loss": number})] for number in (1.0, 2.0, 3.0)]
     assert role.weight_version == stack.weight_version == 3
+    assert clock.take_metrics().keys() == {"perf/doctor_seconds"}
 
 
 def test_a_failed_look_ends_the_window_before_a_step() -> None:
@@ -46,7 +49,7 @@ def test_a_failed_look_ends_the_window_before_a_step() -> None:
 
     stack = Stack([])
     with pytest.raises(RuntimeError, match="looked too closely"):
-        ExaminedFirst(stack, fail).update(WINDOWS[0], nullcontext)
+        ExaminedFirst(stack, fail, PhaseClock(NoMeter())).update(WINDOWS[0], nullcontext)
     assert stack.weight_version == 0
 
 
