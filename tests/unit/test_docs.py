@@ -6,6 +6,7 @@ is written to that file in an empty folder before the commands and examples of i
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import runpy
@@ -182,6 +183,26 @@ def test_the_page_on_planning_shows_what_plan_prints(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == whole
     assert main(["plan", "diffusion/sd3/sd3_replica_lora", "--gpu", "rtx4090"]) == 2
     assert capsys.readouterr().out.endswith(last_lines)
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    """Word for word; `...` stands for one value or more."""
+    known = [text for file in (ROOT / "unirl").rglob("*.py") for text in texts(file)]
+    for block in fenced_blocks(ROOT / "docs" / "troubleshooting.md", "text"):
+        parts = [re.escape(part) for part in re.split(r"\.\.\.", block.strip())]
+        shown = re.compile(".*".join(parts), re.DOTALL)
+        assert any(shown.search(text) for text in known), block
+
+
+def texts(file: Path) -> Iterator[str]:
+    """The string literals of a module, with `...` for each value in them."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(p.value) if isinstance(p, ast.Constant) else "..." for p in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 @pytest.mark.parametrize("page", WRITTEN_PAGES, ids=_id)
