@@ -27,6 +27,22 @@ def test_a_run_and_its_resume_are_one_wandb_run(
     assert [row["rollout"] for row in resumed.rows("rollout")] == [0, 1]
 
 
+def test_wandb_that_fails_later_costs_a_warning_and_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+    def refuse(self: object, *args: object, **settings: object) -> None:
+        raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr(wandb.Run, "log", refuse)
+    run = train(tmp_path / "run", "logging.report_to_wandb=true", "eval_interval=2")
+    assert run.exit_code == 0, run.errors
+    assert run.log.count("wandb failed and is left out from now on") == 1
+    assert len(run.rows()) == 4
+
+
 def test_wandb_that_cannot_start_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

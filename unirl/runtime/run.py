@@ -39,6 +39,7 @@ from unirl.runtime.doctor import examined_first
 from unirl.runtime.interrupt import INTERRUPTED, GracefulStop
 from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_problem
 from unirl.runtime.run_directory import RunDirectory
+from unirl.tracking.background import BackgroundSink
 from unirl.tracking.console import ConsoleSink, setup_logging, setup_rank_logging, summary
 from unirl.tracking.jsonl import JsonlSink, read_rows
 from unirl.tracking.plots import save_costs, save_curves
@@ -157,7 +158,7 @@ def _train(
         if config.logging.report_to_wandb:
             wandb_sink = _wandb_sink(config, directory, saved_run_id)
             checkpoints.wandb_run_id = wandb_sink.run_id
-            sinks.append(wandb_sink)
+            sinks.append(BackgroundSink("wandb", wandb_sink))
     tracker = resources.enter_context(Tracker(sinks))
     trainer = build_trainer(
         config,
