@@ -41,9 +41,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points links that leave docs/ to the pages of `on_files`; the first page has no side bar."""
+    """Points links that leave docs/ to the pages of `on_files`, which no search finds.
+
+    The first page has no side bar.
+    """
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
+    if page.file.src_uri.startswith("source/"):
+        page.meta["search"] = {"exclude": True}
 
     def moved(link: re.Match[str]) -> str:
         path = repository_path(page.file.src_uri, link[1])
