@@ -19,8 +19,10 @@ from unirl.algorithms.making import make_algorithm
 from unirl.config.schema import RunConfig
 from unirl.core.components import Movable, Moved
 from unirl.core.types import (
+    MAIN_SUITE,
     PromptBatch,
     PromptRecord,
+    PromptSuite,
     Rewards,
     Rollout,
     RolloutRequest,
@@ -167,6 +169,11 @@ def records(num_prompts: int) -> tuple[PromptRecord, ...]:
     return tuple(
         PromptRecord(str(i), texts[i], {"text": texts[i].upper()}) for i in range(num_prompts)
     )
+
+
+def main_suite(count: int, samples_per_prompt: int = 2) -> PromptSuite:
+    """The first `count` records as data.eval."""
+    return PromptSuite(MAIN_SUITE, records(count), samples_per_prompt)
 
 
 def sampling_params(

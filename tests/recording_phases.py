@@ -125,6 +125,11 @@ class RecordingReward:
         self._events.add("judge")
         return {"dark": 1 - rollout.images.float().mean(dim=(1, 2, 3)) / 255}
 
+    def score_suite(self, rollout: Rollout, suite: str) -> Rewards:
+        self._events.add(f"score {suite}")
+        scores = rollout.images.float().std(dim=(1, 2, 3)) / 255
+        return Rewards(2 * scores, {"wild": scores}, torch.ones(len(scores), dtype=torch.bool))
+
 
 class RecordingPhases:
     """`phases` for the code under test, and what its roles saw."""

@@ -38,5 +38,5 @@ def test_logged_means_follow_from_the_records(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "num_rollouts=1", "eval_interval=1")
     for row in run.rows("eval"):
         path = evaluation_file(run.directory, "eval", row["rollout"])
-        means = evaluation_metrics(read_evaluation(path))
+        means = evaluation_metrics("eval", read_evaluation(path))
         assert {name: row[name] for name in means} == means

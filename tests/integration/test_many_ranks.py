@@ -20,11 +20,12 @@ from rank_runs import (
     sampling_numbers,
     train_on,
 )
-from runs import Run, assert_same_state, train
+from runs import Run, assert_same_state, contents, train
 from torch import Tensor
 
 from unirl.core.types import PromptRecord
 from unirl.reward.scorer import Scorer
+from unirl.tracking.evaluations import evaluation_file, read_evaluation
 
 FOUR_PROMPTS = (
     *SMOOTH,
@@ -40,8 +41,10 @@ EVALUATED = (
     "eval_samples_per_prompt=2",
     "eval_num_prompts=5",
     "eval_chunk_prompts=3",
+    "+eval_suites.few={data:'pkg:numbers/heldout.jsonl',num_prompts:4,scorers:{c:{path:color}}}",
 )
-"""5 prompts in chunks of 3 and 2: on 4 ranks each chunk is smaller than the number of ranks."""
+"""5 prompts in chunks of 3 and 2: on 4 ranks each chunk is smaller than the number of ranks. The
+suite has 4 prompts in chunks of 3 and 1."""
 
 Runs = dict[int, Run]
 
@@ -80,9 +83,24 @@ def test_costs_are_those_of_all_ranks(by_ranks: Runs, num_ranks: int) -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_evaluation_images_are_equal_bit_for_bit(by_ranks: Runs, num_ranks: int) -> None:
-    name = "images/eval-000000.png"
-    image = (by_ranks[1].directory / name).read_bytes()
-    assert (by_ranks[num_ranks].directory / name).read_bytes() == image
+    one, other = (
+        contents(by_ranks[n].directory / "images" / "eval-000000") for n in (1, num_ranks)
+    )
+    assert len(one) == 5
+    assert other == one
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize(("suite", "num_prompts"), [("eval", 5), ("few", 4)])
+def test_every_prompt_of_a_suite_is_recorded_once_on_any_number_of_ranks(
+    by_ranks: Runs, num_ranks: int, suite: str, num_prompts: int
+) -> None:
+    one, other = (
+        (evaluation_file(by_ranks[n].directory, suite, 0)).read_bytes() for n in (1, num_ranks)
+    )
+    assert other == one
+    samples = read_evaluation(evaluation_file(by_ranks[1].directory, suite, 0))
+    assert [s.prompt for s in samples] == [p for p in range(num_prompts) for _ in range(2)]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])

@@ -11,6 +11,7 @@ from runs import GATE, REPLICA, command, compare_with_plan, read_json_lines, tra
 FAST = ("sampling.num_inference_steps=4", "model.precision=fp32", "~eval_rewards")
 ALL_PARKED = ("train_resident=false", "rollout_resident=false", "reward_resident=false")
 FREE = ("train_resident=null", "rollout_resident=null", "reward_resident=null")
+SUITE = "{data:'pkg:numbers/heldout.jsonl',num_prompts:3,scorers:{other:{path:ocr}}}"
 BUSY = ("num_rollouts=4", "eval_interval=2", "save_interval=2", "eval_chunk_prompts=2")
 
 
@@ -18,7 +19,7 @@ BUSY = ("num_rollouts=4", "eval_interval=2", "save_interval=2", "eval_chunk_prom
     "overrides",
     [
         (),
-        ("eval_interval=2", "save_interval=2"),
+        ("eval_interval=2", "save_interval=2", f"+eval_suites.few={SUITE}"),
         ("accumulate_rollouts=2", "eval_interval=2", "save_interval=2", "num_rollouts=4"),
         ("save_reads=host", "save_interval=1"),
         ("rollout.share_base=true",),

@@ -12,6 +12,7 @@ from runs import REPLICA, Run, command, read_json_lines, train
 
 from unirl.checkpoint.store import verify
 from unirl.config.schema import RunConfig
+from unirl.tracking.intervals import changes_between
 from unirl.tracking.metrics import describe
 
 
@@ -128,10 +129,13 @@ def test_the_checkpoint_is_sound(run: Run) -> None:
 
 def test_the_last_lines_compare_before_and_after(run: Run) -> None:
     *_, header, reward, _ocr, _color, _judge, where = run.output.splitlines()
-    assert header.split() == ["before", "->", "after", "change"]
+    assert header.split()[:4] == ["before", "->", "after", "change"]
     first, *_, last = run.rows("eval")
     before, after = (f"{row['eval/reward_mean']:.4f}" for row in (first, last))
     assert reward.split()[:4] == ["eval/reward_mean", before, "->", after]
+    change = changes_between(run.directory, 0, 2)["eval/reward_mean"]
+    assert change.mean == pytest.approx(last["eval/reward_mean"] - first["eval/reward_mean"])
+    assert reward.endswith(f"{change.mean:+.4f} ± {change.half_width:.4f}")
     assert str(run.directory) in where
     assert run.log.rstrip().endswith(where)
 

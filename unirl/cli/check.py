@@ -11,7 +11,9 @@ from unirl.config.components import absent_packages, engine_capabilities, sync_n
 from unirl.config.problem import Problem, config_error
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
+from unirl.config.suites import AskedSuite, asked_suites
 from unirl.core.errors import CheckpointError, DataError
+from unirl.core.types import MAIN_SUITE
 from unirl.data.prompts import load_prompts
 
 
@@ -36,11 +38,9 @@ def checked_but_for_files(
 
 
 def _file_problems(config: RunConfig) -> Iterator[Problem]:
-    eval_key = "data.train" if config.data.eval is None else "data.eval"
     yield from _prompt_problems(config.data.train, "data.train", "batch_size", config.batch_size)
-    if config.eval_interval > 0:
-        path = config.data.eval or config.data.train
-        yield from _prompt_problems(path, eval_key, "eval_num_prompts", config.eval_num_prompts)
+    for suite in asked_suites(config):
+        yield from _prompt_problems(suite.path, suite.key, suite.count_key, suite.num_prompts or 1)
     if config.load_dir is not None:
         try:
             find_checkpoint(Path(config.load_dir).expanduser())
@@ -122,11 +122,17 @@ def _run(config: RunConfig) -> str:
     if config.eval_interval:
         parts.append(
             f"evaluated before and every {_each(config.eval_interval)} "
-            f"({config.eval_num_prompts} prompts x {config.eval_samples_per_prompt})"
+            f"({' and '.join(_suite(suite) for suite in asked_suites(config))})"
         )
     if config.save_interval:
         parts.append(f"saved every {_each(config.save_interval)}")
     return "; ".join(parts)
+
+
+def _suite(suite: AskedSuite) -> str:
+    prompts = "all" if suite.num_prompts is None else suite.num_prompts
+    name = "" if suite.name == MAIN_SUITE else f" of {suite.name}"
+    return f"{prompts} prompts{name} x {suite.samples_per_prompt}"
 
 
 def _devices(config: RunConfig) -> str:

@@ -143,9 +143,8 @@ def _planner(args: argparse.Namespace, target: Target) -> Callable[[RunConfig], 
         count = horizon(config) if args.rollouts is None else args.rollouts
         window = config.accumulate_rollouts
         whole = max(count // window, LEAST_WINDOWS) * window
-        scorers = reward(
-            config.model_dump_json(include={"reward", "eval_rewards", "eval_interval"})
-        )
+        keys = {"reward", "eval_rewards", "eval_suites", "eval_interval"}
+        scorers = reward(config.model_dump_json(include=keys))
         return make_plan(config, target, scorers, min(whole, config.num_rollouts), estimate)
 
     return replan

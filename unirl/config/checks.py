@@ -35,6 +35,7 @@ from unirl.config.residency_checks import automatic, overlap, save_from_host, sh
 from unirl.config.resources import release_names, resolve_path
 from unirl.config.reward_checks import (
     all_scorers,
+    evaluation_suites,
     reward_present,
     scorer_names,
     scorer_packages,
@@ -405,8 +406,9 @@ def _device(config: RunConfig) -> Iterator[Problem]:
 
 
 _CHECKS: dict[Check, tuple[str, ...]] = {
-    scorer_packages: ("reward.scorers", "eval_rewards"),
+    scorer_packages: ("reward.scorers", "eval_rewards", "eval_suites"),
     scorer_names: (),
+    evaluation_suites: ("eval_suites", "eval_interval"),
     trained_scorers: ("reward.scorers",),
     reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
     ignored_options: ("algorithm",),

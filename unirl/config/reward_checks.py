@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from unirl.config.components import absent_packages, algorithm_capabilities
 from unirl.config.problem import Problem
 from unirl.config.schema import RunConfig, ScorerConfig
+from unirl.core.types import MAIN_SUITE
 
 
 def all_scorers(config: RunConfig) -> list[tuple[str, ScorerConfig]]:
     trained = {} if config.reward is None else config.reward.scorers
+    blocks = {"reward.scorers": trained, "eval_rewards": config.eval_rewards}
+    for suite, asked in config.eval_suites.items():
+        blocks[f"eval_suites.{suite}.scorers"] = asked.scorers
     return [
-        *((f"reward.scorers.{name}", scorer) for name, scorer in trained.items()),
-        *((f"eval_rewards.{name}", scorer) for name, scorer in config.eval_rewards.items()),
+        (f"{block}.{name}", scorer)
+        for block, scorers in blocks.items()
+        for name, scorer in scorers.items()
     ]
 
 
@@ -34,18 +39,39 @@ def scorer_names(config: RunConfig) -> Iterator[Problem]:
         block, _, name = key.rpartition(".")
         if not re.fullmatch(r"\w+", name):
             yield Problem(key, f"{name!r} becomes part of metric names: use letters, digits and _.")
-        if block == "eval_rewards" and name == "reward":
-            yield Problem(key, "is taken by the total reward. Give the judge another name.")
+        if name == "reward":
+            yield Problem(key, "is taken by the total reward. Give the scorer another name.")
+        if block == "eval_rewards" and config.reward and name in config.reward.scorers:
+            yield Problem(
+                key, f"is the name of reward.scorers.{name} too. Give the judge another name."
+            )
+
+
+def evaluation_suites(config: RunConfig) -> Iterator[Problem]:
+    for name, suite in config.eval_suites.items():
+        key = f"eval_suites.{name}"
+        if not re.fullmatch(r"\w+", name):
+            yield Problem(key, f"{name!r} becomes part of metric names: use letters, digits and _.")
+        if name == MAIN_SUITE:
+            yield Problem(key, "is what the prompts of data.eval are called. Give another name.")
+        if not suite.scorers:
+            yield Problem(f"{key}.scorers", "is empty, so there is nothing to score. Add scorers.")
+    if config.eval_suites and config.eval_interval == 0:
+        yield Problem(
+            "eval_suites",
+            "are set, but eval_interval is 0, so nothing is evaluated. "
+            "Set eval_interval above 0, or eval_suites={}.",
+        )
 
 
 def trained_scorers(config: RunConfig) -> Iterator[Problem]:
     scorers = {} if config.reward is None else config.reward.scorers
-    for name, scorer in scorers.items():
-        if scorer.optional:
+    for key, scorer in all_scorers(config):
+        if scorer.optional and not key.startswith("eval_rewards."):
             yield Problem(
-                f"reward.scorers.{name}.optional",
-                "is true, but the reward that is trained on must be the same everywhere; only "
-                "eval_rewards may be optional. Set it to false.",
+                f"{key}.optional",
+                "is true, but a weighted total must be the same everywhere; only eval_rewards may "
+                "be optional. Set it to false.",
             )
     if scorers and all(scorer.weight == 0 for scorer in scorers.values()):
         names = " and ".join(f"reward.scorers.{name}.weight" for name in scorers)

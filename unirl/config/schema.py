@@ -226,6 +226,19 @@ class ScorerConfig(Block):
     Only for eval_rewards."""
 
 
+class EvalSuiteConfig(Block):
+    """Prompts of their own with scorers of their own, beside data.eval. Training sees neither."""
+
+    data: str
+    """Prompt file."""
+    num_prompts: PositiveCount | None = None
+    """The first prompts of the file; null takes all of them."""
+    samples_per_prompt: PositiveCount | None = None
+    """Samples of each, from fixed noise; null takes eval_samples_per_prompt."""
+    scorers: dict[str, ScorerConfig]
+    """Name in metrics -> scorer. One that fails costs its metric, not the run."""
+
+
 class RewardConfig(Block):
     """The reward role."""
 
@@ -506,8 +519,8 @@ class RunConfig(Block):
 
     eval_interval: Count = 0
     """Rollouts between evaluations; 0 turns them off."""
-    eval_num_prompts: PositiveCount = 64
-    """The first prompts of data.eval; more make the means steadier."""
+    eval_num_prompts: PositiveCount | None = 64
+    """The first prompts of data.eval; more make the means steadier. Null takes all of them."""
     eval_samples_per_prompt: PositiveCount = 4
     """Samples of each, from fixed noise."""
     eval_chunk_prompts: PositiveCount = 16
@@ -516,7 +529,9 @@ class RunConfig(Block):
     """Noise level at evaluation; 0 samples the ODE."""
     eval_sampling: EvalSamplingConfig = EvalSamplingConfig()
     eval_rewards: dict[str, ScorerConfig] = {}
-    """Judges that training never sees, scored at evaluation only."""
+    """Judges that training never sees, scored at evaluation only, on the samples of data.eval."""
+    eval_suites: dict[str, EvalSuiteConfig] = {}
+    """Further prompts that are sampled and scored at every evaluation, by name."""
 
     save_interval: Count = 0
     """Rollouts between checkpoints; 0 turns them off. When on, the last rollout is saved too."""
@@ -561,6 +576,16 @@ class RunConfig(Block):
         return self.save_interval > 0 and (
             rollouts_done % self.save_interval == 0 or rollouts_done == self.num_rollouts
         )
+
+    @property
+    def eval_chunks(self) -> list[tuple[int, int]]:
+        """Most prompts sampled at a time, and samples of each: for data.eval, then each suite."""
+        asked = [(self.eval_num_prompts, self.eval_samples_per_prompt)]
+        for suite in self.eval_suites.values():
+            samples = suite.samples_per_prompt or self.eval_samples_per_prompt
+            asked.append((suite.num_prompts, samples))
+        chunk = self.eval_chunk_prompts
+        return [(min(chunk, prompts or chunk), samples) for prompts, samples in asked]
 
     @property
     def defers_reduce(self) -> bool:

@@ -45,10 +45,11 @@ def validate(values: Mapping[str, Any]) -> Validated:
 
 
 def _without_null_scorers(values: dict[str, Any]) -> dict[str, Any]:
-    """An overlay leaves out a scorer of its base recipe by setting it to null."""
-    reward = values.get("reward")
-    blocks = [values.get("eval_rewards"), reward.get("scorers") if isinstance(reward, dict) else 0]
-    for block in blocks:
+    """An overlay leaves out a scorer or a suite of its base recipe by setting it to null."""
+    suites = values.get("eval_suites")
+    scored = [values.get("reward"), *(suites.values() if isinstance(suites, dict) else [])]
+    blocks = [block.get("scorers") for block in scored if isinstance(block, dict)]
+    for block in [values.get("eval_rewards"), suites, *blocks]:
         if isinstance(block, dict):
             for name in [name for name, scorer in block.items() if scorer is None]:
                 del block[name]

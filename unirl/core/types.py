@@ -42,6 +42,22 @@ class PromptBatch:
         return [record.text for record in self.records]
 
 
+MAIN_SUITE = "eval"
+"""The suite of data.eval, scored with the reward that is trained on and by the judges."""
+
+
+@dataclass(frozen=True)
+class PromptSuite:
+    """Prompts that are evaluated together."""
+
+    name: str
+    records: tuple[PromptRecord, ...]
+    samples_per_prompt: int
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How images are sampled; the same for every sample of a request."""

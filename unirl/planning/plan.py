@@ -18,6 +18,7 @@ from unirl.config.components import engine_capabilities
 from unirl.config.residency_checks import in_shards
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
+from unirl.config.suites import AskedSuite, asked_suites
 from unirl.core.components import Component, Movable, Parking
 from unirl.data.prompts import load_prompts
 from unirl.planning.blueprint import Blueprint, blueprint_model
@@ -150,7 +151,7 @@ def _searched_rule(config: RunConfig, problem: ResidencyProblem, counts: Counts)
     if not problem.fits:
         pinned = problem.explicit
         return ResidencyPolicy(*(pinned[role] is True for role in Role))
-    return AutoRule(problem, plain_window(config), timeline(config, 0, counts.evaluation))
+    return AutoRule(problem, plain_window(config), timeline(config, 0, counts.suites))
 
 
 def search_problem(
@@ -314,10 +315,16 @@ def horizon(config: RunConfig) -> int:
 def _counts(config: RunConfig) -> Counts:
     """From the prompt files, or as many as are asked for where these are not on this machine."""
     train = _num_records(config.data.train) or config.batch_size
-    evaluation = train
-    if config.data.eval is not None:
-        evaluation = _num_records(config.data.eval) or config.eval_num_prompts
-    return Counts(max(train, config.batch_size), min(evaluation, config.eval_num_prompts))
+    return Counts(
+        max(train, config.batch_size), tuple(_suite_size(s, config) for s in asked_suites(config))
+    )
+
+
+def _suite_size(suite: AskedSuite, config: RunConfig) -> int:
+    available = _num_records(suite.path)
+    if available is None:
+        return suite.num_prompts or config.eval_chunk_prompts
+    return min(available, suite.num_prompts or available)
 
 
 def _num_records(path: str) -> int | None:
@@ -331,7 +338,7 @@ def _remarks(config: RunConfig, budget_bytes: int | None) -> list[str]:
         remarks.append("a budget, so auto keeps everything; give --gpu, --budget-gib or its key")
     if config.overlap_moves and budget_bytes is None:
         remarks.append("a budget, so moves always overlap; give --gpu, --budget-gib or its key")
-    missing = [path for path in (config.data.train, config.data.eval) if path]
+    missing = [config.data.train, *(suite.path for suite in asked_suites(config))]
     missing = [path for path in missing if not resolve_path(path).is_file()]
     if missing:
         remarks.append(f"prompts of {', '.join(missing)}, absent here; enough are assumed")

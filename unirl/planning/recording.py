@@ -261,6 +261,9 @@ class RecordingReward:
     def judge(self, rollout: Rollout) -> Mapping[str, Tensor]:
         return {}
 
+    def score_suite(self, rollout: Rollout, suite: str) -> Rewards:
+        return self.score(rollout)
+
 
 class RecordingCheckpoints:
     """Saves nothing, when a run would save."""

@@ -254,9 +254,8 @@ def _samples_at_once(config: RunConfig) -> int:
     """The largest batch of a device while it samples."""
     samples = math.ceil(config.batch_size / config.num_devices) * config.sampling.samples_per_prompt
     if config.eval_interval:
-        chunk = min(config.eval_chunk_prompts, config.eval_num_prompts)
-        share = math.ceil(chunk / config.num_devices)
-        samples = max(samples, share * config.eval_samples_per_prompt)
+        for num_prompts, num_samples in config.eval_chunks:
+            samples = max(samples, math.ceil(num_prompts / config.num_devices) * num_samples)
     return min(config.rollout.forward_batch_size or samples, samples)
 
 
@@ -287,6 +286,7 @@ class RememberedWorkspace:
                 "eval_num_prompts": True,
                 "eval_chunk_prompts": True,
                 "eval_samples_per_prompt": True,
+                "eval_suites": True,
                 "eval_eta": True,
                 "stack": True,
                 "algorithm": True,

@@ -15,6 +15,8 @@ def scorer_components(config: RunConfig) -> tuple[list[Component], list[str]]:
     asked = dict(config.reward.scorers) if config.reward else {}
     if config.eval_interval > 0:
         asked |= config.eval_rewards
+        for suite, own in config.eval_suites.items():
+            asked |= {f"{suite}.{name}": scorer for name, scorer in own.scorers.items()}
     components: list[Component] = []
     remarks = []
     for name, scorer in asked.items():

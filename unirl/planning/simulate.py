@@ -18,8 +18,9 @@ from unirl.config import catalog
 from unirl.config.components import engine_capabilities, import_component, sync_name
 from unirl.config.residency_checks import in_shards
 from unirl.config.schema import RunConfig
+from unirl.config.suites import asked_suites
 from unirl.core.components import Component, Movable
-from unirl.core.types import PromptRecord
+from unirl.core.types import PromptRecord, PromptSuite
 from unirl.data.stream import PromptStream
 from unirl.distributed.ranks import OneRank
 from unirl.models.base import DiffusionModel
@@ -65,7 +66,8 @@ class Counts:
     """How many records the prompt files hold, as far as they decide what a run does."""
 
     train: int
-    evaluation: int
+    suites: tuple[int, ...]
+    """Prompts of each suite that is evaluated, data.eval's first."""
 
 
 @dataclass(frozen=True)
@@ -206,14 +208,17 @@ def _assemble(
     )
     phases = Phases(engine, reward, sync, planner, PhaseClock(NoMeter()), OneRank())
     requests = RequestFactory(config, networks.sampled, make_algorithm(config.algorithm))
-    evaluation = _records("evaluation", counts.evaluation)
+    suites = [
+        PromptSuite(asked.name, _records(asked.name, count), asked.samples_per_prompt)
+        for asked, count in zip(asked_suites(config), counts.suites, strict=True)
+    ]
     return DiffusionTrainer(
         config,
         stack,
         phases,
         PromptStream(_records("train", counts.train), config.batch_size, config.seed),
         requests,
-        Evaluator(config, phases, requests, evaluation, NoArchive(), lambda: False),
+        Evaluator(config, phases, requests, suites, NoArchive(), lambda: False),
         RecordingCheckpoints(config, recorder.watch),
         Tracker([]),
         recorder,

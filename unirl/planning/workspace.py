@@ -116,8 +116,10 @@ def _requests(config: RunConfig, model: DiffusionModel) -> list[RolloutRequest]:
     factory = RequestFactory(config, model, make_algorithm(config.algorithm))
     requests = [factory.training(0, _prompts(config.batch_size, config))]
     if config.eval_interval:
-        chunk = min(config.eval_chunk_prompts, config.eval_num_prompts)
-        requests.append(factory.evaluation(_prompts(chunk, config)))
+        requests += [
+            factory.evaluation(_prompts(num_prompts, config), num_samples)
+            for num_prompts, num_samples in sorted(set(config.eval_chunks))
+        ]
     return requests
 
 

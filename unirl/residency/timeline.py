@@ -7,7 +7,7 @@ the adapter is read where the trainer is. A run that is interrupted leaves the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,14 +49,13 @@ class Phase:
     number of rollouts done."""
 
 
-def timeline(config: RunConfig, start: int, num_eval_prompts: int) -> Iterator[Phase]:
+def timeline(config: RunConfig, start: int, suite_sizes: Sequence[int]) -> Iterator[Phase]:
     """The phases from rollout `start` to the end of the run, made one at a time.
 
-    `num_eval_prompts`: prompts an evaluation really has, the smaller of eval_num_prompts and the
-    records in its file.
+    `suite_sizes`: prompts that an evaluation has of data.eval and of each suite.
     """
     if config.eval_interval > 0:
-        yield from _evaluation(config, start, num_eval_prompts)
+        yield from _evaluation(config, start, suite_sizes)
     for first in range(start, config.num_rollouts, config.accumulate_rollouts):
         done = min(first + config.accumulate_rollouts, config.num_rollouts)
         for rollout in range(first, done):
@@ -64,7 +63,7 @@ def timeline(config: RunConfig, start: int, num_eval_prompts: int) -> Iterator[P
             yield Phase(PhaseKind.REWARD, rollout)
         yield Phase(PhaseKind.TRAIN, done - 1)
         if config.eval_interval > 0 and done % config.eval_interval == 0:
-            yield from _evaluation(config, done, num_eval_prompts)
+            yield from _evaluation(config, done, suite_sizes)
         if config.save_reads == "device" and config.save_is_due(done):
             yield Phase(PhaseKind.SAVE, done)
 
@@ -97,10 +96,13 @@ def segments(phases: Iterable[Phase]) -> Iterator[tuple[Phase, ...]]:
         yield tuple(segment)
 
 
-def _evaluation(config: RunConfig, rollouts_done: int, num_prompts: int) -> Iterator[Phase]:
-    for _ in range(0, num_prompts, config.eval_chunk_prompts):
-        yield Phase(PhaseKind.EVALUATE_ROLLOUT, rollouts_done)
-        yield Phase(PhaseKind.EVALUATE_REWARD, rollouts_done)
+def _evaluation(
+    config: RunConfig, rollouts_done: int, suite_sizes: Sequence[int]
+) -> Iterator[Phase]:
+    for num_prompts in suite_sizes:
+        for _ in range(0, num_prompts, config.eval_chunk_prompts):
+            yield Phase(PhaseKind.EVALUATE_ROLLOUT, rollouts_done)
+            yield Phase(PhaseKind.EVALUATE_REWARD, rollouts_done)
 
 
 def _saves_on_device(config: RunConfig) -> bool:

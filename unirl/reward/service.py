@@ -12,7 +12,7 @@ from torch import Tensor
 from unirl.config.schema import RewardConfig
 from unirl.core.components import Component, Movable
 from unirl.core.errors import ConfigError, DataError, RewardError
-from unirl.core.types import PromptRecord, Rewards, Rollout
+from unirl.core.types import MAIN_SUITE, PromptRecord, Rewards, Rollout
 from unirl.memory.hostmem import HostArena
 from unirl.memory.movers import RoleWeights
 from unirl.reward.frames import question
@@ -30,7 +30,8 @@ class WeightedScorer:
 class RewardService:
     """Scores rollouts with weighted scorers, and evaluation samples also with judges.
 
-    Judges are scorers that training never sees; their failure costs their metric, not the run.
+    Judges, and the scorers of evaluation suites, are such that training never sees; their failure
+    costs their metric, not the run.
     """
 
     def __init__(
@@ -39,11 +40,15 @@ class RewardService:
         judges: Mapping[str, Scorer],
         config: RewardConfig,
         host: HostArena,
+        suites: Mapping[str, Mapping[str, WeightedScorer]] | None = None,
     ) -> None:
+        self._suites = dict(suites or {})
         self._scorers = dict(scorers)
         self._judges = dict(judges)
         self._config = config
         named = {**{name: w.scorer for name, w in scorers.items()}, **judges}
+        for suite, own in self._suites.items():
+            named |= {f"{suite}.{name}": weighted.scorer for name, weighted in own.items()}
         self.components: Sequence[Component] = [
             part for name, scorer in named.items() for part in scorer_components(name, scorer)
         ]
@@ -55,9 +60,14 @@ class RewardService:
         """What the residency planner moves."""
         return self._weights.parts
 
-    def check_records(self, records: Sequence[PromptRecord], key: str) -> None:
-        """Raise DataError when a record lacks metadata that a scorer compares with."""
-        named = {**{n: w.scorer for n, w in self._scorers.items()}, **self._judges}
+    def check_records(
+        self, records: Sequence[PromptRecord], key: str, suite: str = MAIN_SUITE
+    ) -> None:
+        """Raise DataError when a record lacks metadata that a scorer of the suite compares with."""
+        if suite == MAIN_SUITE:
+            named = {**{n: w.scorer for n, w in self._scorers.items()}, **self._judges}
+        else:
+            named = {n: w.scorer for n, w in self._suites[suite].items()}
         for name, scorer in named.items():
             for field in scorer.required_metadata():
                 for record in records:
@@ -65,7 +75,7 @@ class RewardService:
                         raise DataError(
                             f"scorer {name!r} compares images with metadata.{field}, which prompt "
                             f"{record.text!r} lacks. Add it to the records of {key}, or remove "
-                            f"the scorer from reward.scorers or eval_rewards."
+                            f"the scorer from reward.scorers, eval_rewards or its suite."
                         )
 
     def score(self, rollout: Rollout) -> Rewards:
@@ -99,6 +109,22 @@ class RewardService:
             except RewardError as error:
                 logger.warning("judge left out of this evaluation: %s", error)
         return scores
+
+    def score_suite(self, rollout: Rollout, suite: str) -> Rewards:
+        """Scores of an evaluation suite's samples; NaN, and the samples not valid, of a scorer
+        that fails, loudly."""
+        self._weights.require_resident("the reward service", f"score suite {suite}")
+        records = rollout.request.sample_records
+        components, total = {}, torch.zeros(len(records))
+        for name, weighted in self._suites[suite].items():
+            try:
+                scores = _score_checked(name, weighted.scorer, rollout.images, records)
+            except RewardError as error:
+                logger.warning("left out of this evaluation of suite %s: %s", suite, error)
+                scores = torch.full((len(records),), float("nan"))
+            components[name] = scores
+            total += weighted.weight * scores
+        return Rewards(total, components, total.isfinite())
 
     def require_differentiable(self) -> None:
         """Raise ConfigError naming the scorers that gradients cannot go through."""

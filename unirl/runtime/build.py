@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +23,9 @@ from unirl.config.components import (
 )
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RewardConfig, RunConfig, ScorerConfig
+from unirl.config.suites import AskedSuite, asked_suites
 from unirl.core.errors import ConfigError, UnirlError
-from unirl.core.types import PromptRecord
+from unirl.core.types import PromptRecord, PromptSuite
 from unirl.data.prompts import load_prompts
 from unirl.data.recorded import require_recorded, require_unrecorded
 from unirl.distributed.ranks import Ranks
@@ -47,10 +48,16 @@ logger = logging.getLogger("unirl.build")
 
 @dataclass(frozen=True)
 class Prompts:
-    """Training and evaluation records."""
+    """Training records, and what is evaluated."""
 
     train: tuple[PromptRecord, ...]
-    evaluation: tuple[PromptRecord, ...]
+    suites: tuple[PromptSuite, ...]
+    """data.eval's first; none with eval_interval=0."""
+
+    @property
+    def suite_sizes(self) -> tuple[int, ...]:
+        """Prompts of each suite."""
+        return tuple(len(suite) for suite in self.suites)
 
 
 @dataclass(frozen=True)
@@ -66,25 +73,24 @@ class Roles:
 def load_all_prompts(config: RunConfig) -> Prompts:
     train = load_prompts(resolve_path(config.data.train), "data.train")
     make_algorithm(config.algorithm).check_prompts(train, "data.train")
-    prompts = Prompts(train, train)
-    if config.data.eval is not None:
-        prompts = Prompts(train, load_prompts(resolve_path(config.data.eval), "data.eval"))
-    if not is_own(config.model.family):
-        allowed = catalog.MODELS[config.model.family].num_images
-        require_images(prompts.train, allowed, "data.train")
-        require_images(prompts.evaluation, allowed, "data.eval")
+    _require_images(config, train, "data.train")
     if engine_capabilities(config).returns_recorded:
-        _check_recorded(config, prompts)
-    return prompts
+        require_recorded(train, config.sampling.samples_per_prompt, "data.train")
+    return Prompts(train, tuple(load_suite(config, asked) for asked in asked_suites(config)))
 
 
-def _check_recorded(config: RunConfig, prompts: Prompts) -> None:
-    """Training prompts have images for all samples; evaluation prompts have none."""
-    require_recorded(prompts.train, config.sampling.samples_per_prompt, "data.train")
-    if config.eval_interval > 0:
-        require_unrecorded(
-            prompts.evaluation, "data.train" if config.data.eval is None else "data.eval"
-        )
+def load_suite(config: RunConfig, asked: AskedSuite) -> PromptSuite:
+    """Prompts that are evaluated; raises DataError where the model cannot take them."""
+    records = load_prompts(resolve_path(asked.path), asked.key)
+    _require_images(config, records, asked.key)
+    if engine_capabilities(config).returns_recorded:
+        require_unrecorded(records, asked.key)
+    return PromptSuite(asked.name, records[: asked.num_prompts], asked.samples_per_prompt)
+
+
+def _require_images(config: RunConfig, records: tuple[PromptRecord, ...], key: str) -> None:
+    if not is_own(config.model.family):
+        require_images(records, catalog.MODELS[config.model.family].num_images, key)
 
 
 def build_host(config: RunConfig) -> HostArena:
@@ -96,8 +102,8 @@ def build_reward_role(config: RunConfig, prompts: Prompts, host: HostArena) -> R
     """The scorers, checked against the prompts; first, as its complaints are the cheapest."""
     reward = build_reward(config, host)
     reward.check_records(prompts.train, "data.train")
-    if config.eval_interval > 0:
-        reward.check_records(prompts.evaluation, "data.eval")
+    for suite, asked in zip(prompts.suites, asked_suites(config), strict=True):
+        reward.check_records(suite.records, asked.key, suite.name)
     return reward
 
 
@@ -107,7 +113,7 @@ def build_roles(
     """The rollout engine and the train stack, with their weights, beside the reward."""
     device = pick_device(config.device)
     if config.model.encodings is not None:
-        evaluated = prompts.evaluation if config.eval_interval > 0 else ()
+        evaluated = [record for suite in prompts.suites for record in suite.records]
         records = (*prompts.train, *evaluated)
         written = ranks.on_main(lambda: encode_before(config, records, device))
         logger.info("wrote %d encodings into %s", written, config.model.encodings)
@@ -119,7 +125,7 @@ def build_roles(
     # Shared weights are not read onto the device a second time.
     at_first = torch.device("cpu") if config.rollout.share_base else device
     rollout_model = build_model(config, at_first, with_encoders=True)
-    _check_prompts(rollout_model, prompts)
+    _check_prompts(rollout_model, prompts, config)
     if config.rollout.share_base:
         stack = _build_second_stack(config, reward, device, ranks, host)
         share_base(rollout_model.network, stack.model.network)
@@ -153,7 +159,7 @@ def _with_one_model(
     """The engine samples with the trained weights themselves."""
     engine_class = _resolve(config.rollout.engine, catalog.ENGINES)
     model, backend = build_training_model(config, device, ranks, with_encoders=True)
-    _check_prompts(model, prompts)
+    _check_prompts(model, prompts, config)
     stack = build_stack(config, model, backend, reward, device, ranks, host)
     engine = engine_class(
         model,
@@ -182,9 +188,10 @@ def _build_second_stack(
     return build_stack(config, model, backend, reward, device, ranks, host)
 
 
-def _check_prompts(model: DiffusionModel, prompts: Prompts) -> None:
+def _check_prompts(model: DiffusionModel, prompts: Prompts, config: RunConfig) -> None:
     model.check_prompts(prompts.train, "data.train")
-    model.check_prompts(prompts.evaluation, "data.eval")
+    for suite, asked in zip(prompts.suites, asked_suites(config), strict=True):
+        model.check_prompts(suite.records, asked.key)
 
 
 def build_stack(
@@ -221,15 +228,24 @@ def build_reward(config: RunConfig, host: HostArena) -> RewardService:
     missing = missing_judges(config.eval_rewards)
     asked = config.eval_rewards if config.eval_interval > 0 else {}
     judges = {name: judge for name, judge in asked.items() if name not in missing}
+    suites = config.eval_suites if config.eval_interval > 0 else {}
     return RewardService(
-        {
-            name: WeightedScorer(_build_scorer(scorer, f"reward.scorers.{name}"), scorer.weight)
-            for name, scorer in reward.scorers.items()
-        },
+        _weighted(reward.scorers, "reward.scorers"),
         {name: _build_scorer(judge, f"eval_rewards.{name}") for name, judge in judges.items()},
         reward,
         host,
+        {
+            name: _weighted(suite.scorers, f"eval_suites.{name}.scorers")
+            for name, suite in suites.items()
+        },
     )
+
+
+def _weighted(scorers: Mapping[str, ScorerConfig], key: str) -> dict[str, WeightedScorer]:
+    return {
+        name: WeightedScorer(_build_scorer(scorer, f"{key}.{name}"), scorer.weight)
+        for name, scorer in scorers.items()
+    }
 
 
 def missing_judges(judges: dict[str, ScorerConfig]) -> dict[str, list[str]]:

@@ -145,7 +145,7 @@ def _first_window(
         one_window,
         prompts,
         roles,
-        keep_rule(one_window, problem, start, len(prompts.evaluation)),
+        keep_rule(one_window, problem, start, prompts.suite_sizes),
         checkpoints,
         EvaluationArchive(folder, config),
         moves,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -62,7 +62,7 @@ def build_trainer(
         phases,
         PromptStream(prompts.train, config.batch_size, config.seed),
         requests,
-        Evaluator(config, phases, requests, prompts.evaluation, archive, should_stop),
+        Evaluator(config, phases, requests, prompts.suites, archive, should_stop),
         checkpoints,
         tracker,
         moves,
@@ -117,12 +117,12 @@ def planned_problem(
 
 
 def keep_rule(
-    config: RunConfig, problem: ResidencyProblem | None, start: int, num_eval_prompts: int
+    config: RunConfig, problem: ResidencyProblem | None, start: int, suite_sizes: Sequence[int]
 ) -> KeepRule:
     """What decides about idle weights in a run that goes on at rollout `start`."""
     if problem is None or config.residency == "policy":
         return ResidencyPolicy.of(config)
-    phases = timeline(config, start, min(num_eval_prompts, config.eval_num_prompts))
+    phases = timeline(config, start, suite_sizes)
     return AutoRule(problem, plain_window(config), phases)
 
 

@@ -20,6 +20,7 @@ from unirl import __version__
 from unirl.checkpoint.state import read_trainer_state
 from unirl.config.resources import resolve_path
 from unirl.config.schema import RunConfig
+from unirl.config.suites import asked_suites
 from unirl.core.errors import ConfigError
 from unirl.distributed.agreement import require_same_settings, require_visible
 from unirl.distributed.group import joined, take_device
@@ -41,6 +42,7 @@ from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_
 from unirl.runtime.run_directory import RunDirectory
 from unirl.tracking.background import BackgroundSink
 from unirl.tracking.console import ConsoleSink, setup_logging, setup_rank_logging, summary
+from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import JsonlSink, read_rows
 from unirl.tracking.plots import save_costs, save_curves
 from unirl.tracking.tracker import Sink, Tracker
@@ -99,11 +101,11 @@ def _claim(directory: RunDirectory, resources: ExitStack) -> Path | None:
 
 def _common_settings(config: RunConfig) -> Mapping[str, object]:
     """What must not differ between ranks: a rank that decides otherwise would wait for ever."""
-    files = {"data.train": config.data.train, "data.eval": config.data.eval}
+    files = {"data.train": config.data.train}
+    files |= {suite.key: suite.path for suite in asked_suites(config)}
     digests = {
         f"content of {key}": hashlib.sha256(resolve_path(path).read_bytes()).hexdigest()[:12]
         for key, path in files.items()
-        if path is not None
     }
     versions = {"unirl version": __version__, "torch version": torch.__version__}
     return {**flatten(config.model_dump(mode="json")), **digests, **versions}
@@ -164,7 +166,7 @@ def _train(
         config,
         prompts,
         roles,
-        keep_rule(config, problem, start, len(prompts.evaluation)),
+        keep_rule(config, problem, start, prompts.suite_sizes),
         checkpoints,
         EvaluationArchive(directory.path, config),
         transitions,
@@ -239,4 +241,9 @@ def _finish(directory: RunDirectory, result: TrainResult) -> None:
         save_costs(directory.metrics_file, directory.path / "costs.png")
     if result.interrupted:
         logger.info("stopped after %d rollouts; %s", result.rollouts_done, _hint(directory, result))
-    summary([row.metrics for row in rows if row.kind == "eval"], directory.path)
+    evaluations = [row for row in rows if row.kind == "eval"]
+    changes: Mapping[str, Interval] = {}
+    if len(evaluations) > 1:
+        first, last = evaluations[0].rollout, evaluations[-1].rollout
+        changes = changes_between(directory.path, first, last)
+    summary([row.metrics for row in evaluations], changes, directory.path)

@@ -10,6 +10,7 @@ the bar.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
@@ -21,6 +22,7 @@ from rich.text import Text
 
 from unirl.core.types import SamplingParams
 from unirl.tracking.files import output_errors
+from unirl.tracking.intervals import Interval
 from unirl.tracking.tracker import Row, Sink
 
 _log = logging.getLogger("unirl")
@@ -85,32 +87,46 @@ def rollout_line(row: Row, num_rollouts: int) -> str:
 
 
 def eval_line(row: Row, settings: str) -> str:
-    """`EVAL step N (settings) key=value ...`."""
-    values = " ".join(
-        f"{name.removeprefix('eval/')}={value:.4g}"
-        for name, value in row.metrics.items()
-        if name.startswith("eval/")
-    )
-    return f"EVAL step {row.rollout} ({settings}) {values}"
+    """`EVAL step N (settings) key=value ...`, a mean with half its 95 % interval."""
+    values = []
+    for name, value in row.metrics.items():
+        if not name.startswith("eval/") or name.endswith("_ci95"):
+            continue
+        half_width = row.metrics.get(f"{name.removesuffix('_mean')}_ci95")
+        interval = "" if half_width is None else f"±{half_width:.2g}"
+        values.append(f"{name.removeprefix('eval/')}={value:.4g}{interval}")
+    return f"EVAL step {row.rollout} ({settings}) {' '.join(values)}"
 
 
-def summary(evaluations: Sequence[Mapping[str, float]], run_dir: Path) -> None:
-    """The run's last lines: first and last evaluation compared, and where the files lie."""
-    lines = _before_after_table(evaluations[0], evaluations[-1]) if len(evaluations) > 1 else []
+def summary(
+    evaluations: Sequence[Mapping[str, float]], changes: Mapping[str, Interval], run_dir: Path
+) -> None:
+    """The run's last lines: first and last evaluation compared, and where the files lie.
+
+    changes: of metrics whose samples are on record, taken prompt by prompt.
+    """
+    lines = []
+    if len(evaluations) > 1:
+        lines = _before_after_table(evaluations[0], evaluations[-1], changes)
     if len(evaluations) == 1:
         lines = ["Evaluated once: set eval_interval to num_rollouts or less to compare."]
     lines.append(f"Everything is in {run_dir}: metrics.jsonl, run.log, images, checkpoints.")
     _log.info("%s", "\n".join(lines))
 
 
-def _before_after_table(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+def _before_after_table(
+    before: Mapping[str, float], after: Mapping[str, float], changes: Mapping[str, Interval]
+) -> list[str]:
     names = [name for name in before if name in after and name.startswith("eval/")]
-    names = [name for name in names if name != "eval/num_samples"]
+    names = [name for name in names if name.endswith("_mean")]
     width = max(len(name) for name in names)
-    lines = [f"{'':<{width}}   before  ->    after    change"]
+    explained = " ± 95 % over prompts" if changes else ""
+    lines = [f"{'':<{width}}   before  ->    after    change{explained}"]
     for name in names:
         old, new = before[name], after[name]
-        lines.append(f"{name:<{width}}  {old:7.4f}  ->  {new:7.4f}  {new - old:+8.4f}")
+        half_width = changes[name].half_width if name in changes else math.nan
+        interval = "" if math.isnan(half_width) else f" ± {half_width:.4f}"
+        lines.append(f"{name:<{width}}  {old:7.4f}  ->  {new:7.4f}  {new - old:+8.4f}{interval}")
     return lines
 
 

@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from unirl.core.types import MAIN_SUITE
 from unirl.tracking.files import output_errors, replacing
-
-MAIN_SUITE = "eval"
-"""The prompts of data.eval, scored with the reward that is trained on and by the judges."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,11 @@ def evaluation_steps(run_dir: Path, suite: str = MAIN_SUITE) -> list[int]:
     """Steps at which a suite was evaluated, ascending."""
     folder = run_dir / "evaluations"
     return sorted(step for path, name, step in _evaluations(folder) if name == suite)
+
+
+def evaluated_suites(run_dir: Path, step: int) -> list[str]:
+    """Suites that were evaluated at a step."""
+    return [suite for _, suite, at in _evaluations(run_dir / "evaluations") if at == step]
 
 
 def set_aside_evaluations(run_dir: Path, rollout: int) -> list[Path]:

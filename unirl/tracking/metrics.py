@@ -136,9 +136,17 @@ METRICS: Mapping[str, Metric] = {
     "perf/<phase>_denoiser_backwards": Metric("samples", "those with gradients"),
     # eval/: held-out prompts with fixed noise
     "eval/reward_mean": Metric("reward", "mean total reward on the evaluation prompts"),
+    "eval/reward_ci95": Metric("reward", "half the 95 % interval of that mean, over prompts"),
     "eval/num_samples": Metric("samples", "samples scored"),
     "eval/judge_<name>_mean": Metric("score", "mean score of a judge that training never sees"),
+    "eval/judge_<name>_ci95": Metric("score", "half the 95 % interval of that mean"),
     "eval/<component>_mean": Metric("score", "mean of one scorer, unweighted"),
+    "eval/<component>_ci95": Metric("score", "half the 95 % interval of that mean"),
+    "eval/<suite>/reward_mean": Metric("reward", "mean weighted total of a suite's own scorers"),
+    "eval/<suite>/reward_ci95": Metric("reward", "half the 95 % interval of that mean"),
+    "eval/<suite>/<component>_mean": Metric("score", "mean of one of its scorers, unweighted"),
+    "eval/<suite>/<component>_ci95": Metric("score", "half the 95 % interval of that mean"),
+    "eval/<suite>/num_samples": Metric("samples", "samples of the suite with a reward"),
     # memory/: the device's own account, where it has one
     "memory/<phase>_peak_bytes": Metric("bytes", "most that was allocated during the phase"),
     # residency/: moves of weights in one window

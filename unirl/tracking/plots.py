@@ -55,7 +55,8 @@ def save_curves(metrics_jsonl: Path, path: Path) -> None:
     for name in _curve_names(row.metrics.keys() for row in evaluations):
         points = [(row.rollout, row.metrics[name]) for row in evaluations if name in row.metrics]
         # What training never sees is dashed, so that reward hacking catches the eye.
-        style = "--" if name.startswith("eval/judge_") else "-"
+        unseen = name.startswith("eval/judge_") or name.count("/") > 1  # judges and suites
+        style = "--" if unseen else "-"
         label = name.removeprefix("eval/").removesuffix("_mean")
         heldout.plot(*zip(*points, strict=True), style, marker="o", markersize=4, label=label)
     if evaluations:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unirl.config.schema import RunConfig
+from unirl.core.types import MAIN_SUITE
 from unirl.tracking.evaluations import (
-    MAIN_SUITE,
     EvaluatedSample,
     evaluation_steps,
     read_images,

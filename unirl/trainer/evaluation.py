@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor
 
 from unirl.config.schema import RunConfig
-from unirl.core.types import PromptBatch, PromptRecord, Rewards, Rollout
+from unirl.core.types import MAIN_SUITE, PromptBatch, PromptRecord, PromptSuite, Rewards, Rollout
 from unirl.distributed.sharding import join_samples
 from unirl.residency.policy import Role
-from unirl.tracking.evaluations import MAIN_SUITE, EvaluatedSample
+from unirl.tracking.evaluations import EvaluatedSample
+from unirl.tracking.intervals import confidence_interval, metric_prefix, scores_by_prompt
 from unirl.trainer.archive import EvaluatedSuite
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
@@ -37,14 +37,14 @@ class Evaluator:
         config: RunConfig,
         phases: Phases,
         requests: RequestFactory,
-        records: Sequence[PromptRecord],
+        suites: Sequence[PromptSuite],
         archive: ArchiveRole,
         should_stop: Callable[[], bool],
     ) -> None:
         self._config = config
         self._phases = phases
         self._requests = requests
-        self._records = records[: config.eval_num_prompts]
+        self._suites = tuple(suites)
         self._archive = archive
         self._should_stop = should_stop
 
@@ -57,32 +57,45 @@ class Evaluator:
         parks = self._phases.residency.parkable(Role.ROLLOUT)
         keep_awake = not (parks and sync_weights)
         chunks: list[_Chunk] = []
-        starts = range(0, len(self._records), self._config.eval_chunk_prompts)
+        asked = [(suite, start) for suite in self._suites for start in self._starts(suite)]
         try:
-            for start in starts:
+            for suite, start in asked:
                 if self._should_stop():
                     break
-                chunks.append(self._run_chunk(start, sync_weights, keep_awake))
+                chunks.append(self._run_chunk(suite, start, sync_weights, keep_awake))
         except BaseException as error:
             self._phases.sleep_after_failure(error)
             raise
         self._phases.residency.set(Role.ROLLOUT, on_device=False)
-        if len(chunks) < len(starts):
+        if len(chunks) < len(asked):
             return None
-        suite = _joined(MAIN_SUITE, chunks)
-        pictures = self._phases.ranks.on_main(lambda: self._archive.save(step, [suite]))
-        return Evaluation(evaluation_metrics(suite.samples), pictures)
+        evaluated = [_joined(suite.name, chunks) for suite in self._suites]
+        pictures = self._phases.ranks.on_main(lambda: self._archive.save(step, evaluated))
+        metrics: dict[str, float] = {}
+        for suite in evaluated:
+            metrics |= evaluation_metrics(suite.name, suite.samples)
+        return Evaluation(metrics, pictures)
 
-    def _run_chunk(self, start: int, sync_weights: bool, keep_awake: bool) -> _Chunk:
-        """The prompts from `start` on; the last chunk may be smaller."""
-        prompts = self._records[start : start + self._config.eval_chunk_prompts]
-        request = self._requests.evaluation(PromptBatch(tuple(prompts)))
+    def _starts(self, suite: PromptSuite) -> range:
+        """First prompts of its chunks; the last chunk may be smaller."""
+        return range(0, len(suite), self._config.eval_chunk_prompts)
+
+    def _run_chunk(
+        self, suite: PromptSuite, start: int, sync_weights: bool, keep_awake: bool
+    ) -> _Chunk:
+        prompts = suite.records[start : start + self._config.eval_chunk_prompts]
+        request = self._requests.evaluation(PromptBatch(prompts), suite.samples_per_prompt)
         rollout = self._phases.generate(request, sync_weights=sync_weights, keep_awake=keep_awake)
         kept = [Role.ROLLOUT] if keep_awake else []
-        rewards = self._phases.score(request, rollout, preserve=kept)
-        judged = self._phases.judge(request, rollout)
+        if suite.name == MAIN_SUITE:
+            rewards = self._phases.score(request, rollout, preserve=kept)
+            judged = self._phases.judge(request, rollout)
+        else:
+            rewards = self._phases.score_suite(request, rollout, suite.name, preserve=kept)
+            judged = {}
         return _Chunk(
-            _evaluated_samples(prompts, start, rewards, judged),
+            suite.name,
+            evaluated_samples(prompts, start, rewards, judged),
             self._first_of_each_prompt(rollout, len(prompts)),
         )
 
@@ -97,19 +110,21 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What one chunk of prompts gave."""
+    """What one chunk of a suite's prompts gave."""
 
+    suite: str
     samples: list[EvaluatedSample]
     shown: Tensor
     """As in `EvaluatedSuite`."""
 
 
-def _joined(name: str, chunks: Sequence[_Chunk]) -> EvaluatedSuite:
-    samples = tuple(sample for chunk in chunks for sample in chunk.samples)
-    return EvaluatedSuite(name, samples, torch.cat([chunk.shown for chunk in chunks]))
+def _joined(suite: str, chunks: Sequence[_Chunk]) -> EvaluatedSuite:
+    own = [chunk for chunk in chunks if chunk.suite == suite]
+    samples = tuple(sample for chunk in own for sample in chunk.samples)
+    return EvaluatedSuite(suite, samples, torch.cat([chunk.shown for chunk in own]))
 
 
-def _evaluated_samples(
+def evaluated_samples(
     chunk: Sequence[PromptRecord], first: int, rewards: Rewards, judged: Mapping[str, Tensor]
 ) -> list[EvaluatedSample]:
     """Of a chunk whose first prompt is the suite's prompt `first`."""
@@ -131,18 +146,17 @@ def _finite(scores: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: float(score) for name, score in scores.items() if score.isfinite()}
 
 
-def evaluation_metrics(samples: Sequence[EvaluatedSample]) -> dict[str, float]:
-    """Means over all samples, whatever the chunks were; dropped prompts count for judges only."""
-    valid = [sample for sample in samples if sample.reward is not None]
-    values = {"eval/reward_mean": [s.reward for s in samples if s.reward is not None]}
-    for sample in valid:
-        for name, score in sample.scores.items():
-            values.setdefault(f"eval/{name}_mean", []).append(score)
-    for sample in samples:
-        for name, score in sample.judges.items():
-            values.setdefault(f"eval/judge_{name}_mean", []).append(score)
-    means = {name: math.fsum(scores) / len(scores) for name, scores in values.items()}
-    return {**means, "eval/num_samples": float(len(valid))}
+def evaluation_metrics(suite: str, samples: Sequence[EvaluatedSample]) -> dict[str, float]:
+    """Means over prompts with the half-width of their interval, whatever the chunks were."""
+    prefix = metric_prefix(suite)
+    metrics: dict[str, float] = {}
+    for name, by_prompt in scores_by_prompt(samples).items():
+        of_prompts = confidence_interval(list(by_prompt.values()))
+        metrics[f"{prefix}/{name}_mean"] = of_prompts.mean
+        if len(by_prompt) > 1:
+            metrics[f"{prefix}/{name}_ci95"] = of_prompts.half_width
+    rewarded = sum(sample.reward is not None for sample in samples)
+    return {**metrics, f"{prefix}/num_samples": float(rewarded)}
 
 
 def film_strips(images: Tensor) -> Tensor:

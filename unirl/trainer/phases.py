@@ -93,6 +93,22 @@ class Phases:
         num_prompts = len(request.prompts)
         return {name: join_samples([part[name] for part in parts], num_prompts) for name in names}
 
+    def score_suite(
+        self,
+        request: RolloutRequest,
+        rollout: Rollout,
+        suite: str,
+        preserve: Collection[Role] = (),
+    ) -> Rewards:
+        """What an evaluation suite's own scorers say of all samples; a reward phase of its own.
+
+        A scorer that failed on one rank has NaN for that rank's samples.
+        """
+        with self.clock.phase("reward"):
+            self.residency.enter(Role.REWARD, preserve)
+            own = self.reward.score_suite(rollout, suite)
+            return self._join_rewards(own, len(request.prompts))
+
     def _report_dropped(self, rewards: Rewards, request: RolloutRequest) -> None:
         """Other ranks' warnings are in their own logs; rank 0 at least gives the number."""
         dropped = int((~rewards.valid).sum()) // request.samples_per_prompt

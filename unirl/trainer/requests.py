@@ -69,9 +69,8 @@ class RequestFactory:
         last = max((step for steps in (*sde_steps, kept_steps) for step in steps), default=-1)
         return self._train_sigmas if every == 1 else thinned(self._train_sigmas, last, every)
 
-    def evaluation(self, prompts: PromptBatch) -> RolloutRequest:
+    def evaluation(self, prompts: PromptBatch, num_samples: int) -> RolloutRequest:
         """Noise is keyed by the prompt's text, so every evaluation starts from the same noise."""
-        num_samples = self._config.eval_samples_per_prompt
         keys = tuple(
             f"{self._config.seed}/evaluation/{text}/sample-{g}"
             for text in prompts.texts

@@ -47,6 +47,8 @@ class RewardRole(Protocol):
 
     def judge(self, rollout: Rollout) -> Mapping[str, Tensor]: ...
 
+    def score_suite(self, rollout: Rollout, suite: str) -> Rewards: ...
+
 
 class SaveRole(Protocol):
     """`trainer.checkpoints.Checkpoints`."""

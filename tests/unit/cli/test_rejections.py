@@ -63,6 +63,19 @@ REJECTIONS = [
         ["weights of 0", "reward.scorers.ocr.weight"],
     ),
     (["+eval_rewards.reward.path=ocr"], "eval_rewards.reward", ["taken by the total reward"]),
+    (["+eval_rewards.ocr.path=ocr"], "eval_rewards.ocr", ["the name of reward.scorers.ocr too"]),
+    (["eval_suites={eval:{data:a.txt,scorers:{}}}"], "eval_suites.eval", ["data.eval"]),
+    (["eval_suites={a:{data:a.txt,scorers:{}}}"], "eval_suites.a.scorers", ["is empty"]),
+    (
+        ["eval_suites={a:{data:a.txt,scorers:{o:{path:ocr,optional:true}}}}"],
+        "eval_suites.a.scorers.o.optional",
+        ["only eval_rewards may be optional"],
+    ),
+    (
+        ["eval_suites={a:{data:a.txt,scorers:{o:{path:ocr}}}}", "eval_interval=0"],
+        "eval_suites",
+        ["eval_interval is 0"],
+    ),
     (["eval_rewards={a/b: {path: ocr}}"], "eval_rewards.a/b", ["metric names"]),
     # Components
     (["algorithm.path=flow_gpo"], "algorithm.path", ["Did you mean flow_grpo?", "package.module"]),

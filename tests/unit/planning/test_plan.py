@@ -118,7 +118,7 @@ def test_a_shared_base_is_on_the_device_once_and_moves_once_a_window() -> None:
 def test_the_timeline_is_what_the_loop_really_does(overrides: tuple[str, ...]) -> None:
     plan = plan_of(*overrides)
     prompts = 256 if plan.config.eval_num_prompts > 256 else plan.config.eval_num_prompts
-    expected = [phase.kind for phase in timeline(plan.config, 0, prompts)]
+    expected = [phase.kind for phase in timeline(plan.config, 0, [prompts])]
     done = [note.kind for note in plan.notes.phases]
     if plan.config.save_reads == "host":  # such a save is no phase: nobody has to be there
         done = [kind for kind in done if kind is not PhaseKind.SAVE]

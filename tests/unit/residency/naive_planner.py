@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from unirl.config.schema import RunConfig
 from unirl.core.components import Movable, Moved, Parking, TensorComponent
-from unirl.core.types import PromptBatch, Rollout, RolloutRequest
+from unirl.core.types import PromptBatch, PromptSuite, Rollout, RolloutRequest
 from unirl.memory.copies import Device
 from unirl.memory.hostmem import HostArena
 from unirl.memory.parts import TensorPart, nothing
@@ -33,7 +33,7 @@ from unirl.residency.transition import Transition
 from unirl.train.optimizer import moments_of
 from unirl.train.stack import TrainStack
 from unirl.trainer.diffusion import DiffusionTrainer
-from unirl.trainer.evaluation import Evaluator, _Chunk, _evaluated_samples
+from unirl.trainer.evaluation import Evaluator, _Chunk, evaluated_samples
 from unirl.trainer.phases import Phases
 
 # --- planners -------------------------------------------------------------------------------------
@@ -301,21 +301,26 @@ class BringsTheTrainerBackFirst(DiffusionTrainer):
 
 
 class SleepsBetweenChunks(Evaluator):
-    def _run_chunk(self, start: int, sync_weights: bool, keep_awake: bool) -> _Chunk:
-        return super()._run_chunk(start, sync_weights, keep_awake=False)
+    def _run_chunk(
+        self, suite: PromptSuite, start: int, sync_weights: bool, keep_awake: bool
+    ) -> _Chunk:
+        return super()._run_chunk(suite, start, sync_weights, keep_awake=False)
 
 
 class EvaluatesBesideTheTrainer(Evaluator):
     """Brings in what it needs, and parks nobody for it."""
 
-    def _run_chunk(self, start: int, sync_weights: bool, keep_awake: bool) -> _Chunk:
-        prompts = self._records[start : start + self._config.eval_chunk_prompts]
-        request, phases = self._requests.evaluation(PromptBatch(tuple(prompts))), self._phases
+    def _run_chunk(
+        self, suite: PromptSuite, start: int, sync_weights: bool, keep_awake: bool
+    ) -> _Chunk:
+        prompts = suite.records[start : start + self._config.eval_chunk_prompts]
+        request = self._requests.evaluation(PromptBatch(prompts), suite.samples_per_prompt)
+        phases = self._phases
         for role in (Role.ROLLOUT, Role.REWARD):
             phases.residency.set(role, on_device=True)
         rollout = phases.engine.generate(request)
         rewards = phases.reward.score(rollout)
-        return _Chunk(_evaluated_samples(prompts, start, rewards, {}), rollout.images)
+        return _Chunk(suite.name, evaluated_samples(prompts, start, rewards, {}), rollout.images)
 
 
 # --- movers ---------------------------------------------------------------------------------------

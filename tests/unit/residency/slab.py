@@ -556,6 +556,9 @@ class Reward:
     def judge(self, rollout: Rollout) -> Mapping[str, Tensor]:
         return {}
 
+    def score_suite(self, rollout: Rollout, suite: str) -> Rewards:
+        return self.score(rollout)
+
 
 class Checkpoints:
     """Saves nothing every so many rollouts, and checks that it could."""

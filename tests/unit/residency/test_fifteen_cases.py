@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from builders import (
+    main_suite,
     offload,
     randomize_adapter,
     records,
@@ -140,7 +141,6 @@ class Loop:
         config = run_config(
             {
                 "num_rollouts": 4,
-                "eval_num_prompts": 3,
                 "eval_chunk_prompts": 1,
                 "reward.scorers": {"bright": {"path": "jpeg_size"}},
                 **overrides,
@@ -149,7 +149,7 @@ class Loop:
         requests = RequestFactory(config, tiny_model(), make_algorithm(config.algorithm))
         phases = self.slab.phases
         self.evaluator = build.evaluator(
-            config, phases, requests, records(3), NoArchive(), lambda: False
+            config, phases, requests, [main_suite(3)], NoArchive(), lambda: False
         )
         self.trainer = build.trainer(
             config,

@@ -50,7 +50,7 @@ def config(**keys: Any) -> RunConfig:
 
 def phases(start: int = 0, num_eval_prompts: int | None = None, **keys: Any) -> list[Phase]:
     asked = config(**keys)
-    return list(timeline(asked, start, num_eval_prompts or asked.eval_num_prompts))
+    return list(timeline(asked, start, [num_eval_prompts or asked.eval_num_prompts or 64]))
 
 
 def letters(start: int = 0, num_eval_prompts: int | None = None, **keys: Any) -> str:
@@ -129,7 +129,7 @@ def test_phases_carry_the_number_that_their_moves_are_filed_under():
 
 
 def test_a_long_run_is_not_written_out():
-    endless = timeline(config(num_rollouts=10**12), 0, 1)
+    endless = timeline(config(num_rollouts=10**12), 0, [1])
     cut = segments(endless)
     assert [len(segment) for segment in islice(cut, 2)] == [3, 3]
     assert next(endless) == Phase(PhaseKind.ROLLOUT, 2)

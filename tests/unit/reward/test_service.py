@@ -319,6 +319,35 @@ def test_a_judge_that_fails_is_left_out_loudly_and_harms_nothing(rollout, caplog
     assert "judge left out of this evaluation: scorer 'broken' failed: KeyError" in caplog.text
 
 
+# --- suites ---------------------------------------------------------------------------------------
+
+
+def test_a_suite_is_scored_by_its_own_scorers_and_one_that_fails_costs_its_total(rollout, caplog):
+    suites = {
+        "sound": {"a": brightness, "b": constant(2.0)},
+        "broken": {"a": brightness, "b": crash},
+    }
+    scored = RewardService(
+        {},
+        {},
+        RewardConfig(),
+        host_arena(),
+        {
+            suite: {name: WeightedScorer(FunctionScorer(s), -3.0) for name, s in scorers.items()}
+            for suite, scorers in suites.items()
+        },
+    )
+    sound = scored.score_suite(rollout, "sound")
+    expected = brightness(rollout.images, ())
+    torch.testing.assert_close(sound.total, -3 * expected - 6)
+    assert sound.valid.all()
+    broken = scored.score_suite(rollout, "broken")
+    assert not broken.valid.any()
+    torch.testing.assert_close(broken.components["a"], expected)
+    assert broken.components["b"].isnan().all()
+    assert "left out of this evaluation of suite broken: scorer 'b' failed" in caplog.text
+
+
 # --- records --------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from unirl.core.errors import UnirlError
 from unirl.core.types import SamplingParams
 from unirl.tracking.console import ConsoleSink, eval_line, rollout_line, setup_logging, summary
+from unirl.tracking.intervals import Interval
 from unirl.tracking.tracker import Row, Tracker
 
 METRICS = {
@@ -100,16 +101,24 @@ def test_a_line_shows_only_what_was_measured():
     assert eval_line(Row("eval", 0, 0, {}), "8 steps") == "EVAL step 0 (8 steps) "
 
 
+def test_a_mean_stands_with_its_interval():
+    metrics = {"eval/reward_mean": 0.5, "eval/reward_ci95": 0.0123, "eval/num_samples": 4.0}
+    line = eval_line(Row("eval", 3, 3, metrics), "8 steps")
+    assert line == "EVAL step 3 (8 steps) reward_mean=0.5±0.012 num_samples=4"
+
+
 def test_the_summary_is_an_aligned_table_of_before_and_after(tmp_path):
     output = io.StringIO()
     setup_logging(tmp_path, Console(file=output, force_terminal=False))
     before = {"eval/ocr_mean": 0.45, "eval/judge_exact_read_mean": 0.2, "eval/num_samples": 64.0}
     after = before | {"eval/ocr_mean": 0.88, "eval/judge_exact_read_mean": 0.15}
-    summary([before, {}, after], tmp_path)
+    changes = {"eval/ocr_mean": Interval(0.43, 0.0211, 64)}
+    summary([before, {}, after], changes, tmp_path)
     *_, ocr, judge, place = output.getvalue().splitlines()
-    assert ocr.split() == ["eval/ocr_mean", "0.4500", "->", "0.8800", "+0.4300"]
+    assert ocr.split()[:-2] == ["eval/ocr_mean", "0.4500", "->", "0.8800", "+0.4300"]
+    assert ocr.endswith(" ± 0.0211")
     assert judge.split()[-1] == "-0.0500"
-    assert len(ocr) == len(judge)
+    assert ocr.index("+0.43") == judge.index("-0.05")
     assert "num_samples" not in output.getvalue()
     assert str(tmp_path) in place
 

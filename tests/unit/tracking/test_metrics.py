@@ -25,7 +25,9 @@ def test_a_name_is_found_under_its_most_specific_entry(name, entry):
     assert describe(name) is METRICS[entry]
 
 
-@pytest.mark.parametrize("name", ["train/los", "reward_mean", "train/loss/x", "eval/a/b_mean", ""])
+@pytest.mark.parametrize(
+    "name", ["train/los", "reward_mean", "train/loss/x", "eval/a/b/c_mean", ""]
+)
 def test_an_unknown_name_raises(name):
     with pytest.raises(LookupError, match=re.escape(f"'{name}'")):
         describe(name)

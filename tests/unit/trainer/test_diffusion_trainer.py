@@ -13,6 +13,7 @@ import pytest
 from builders import (
     CPU,
     host_arena,
+    main_suite,
     records,
     run_config,
     same_bits,
@@ -110,7 +111,7 @@ class Run:
         **overrides: Any,
     ) -> None:
         self.recording = RecordingPhases(parked)
-        defaults = {"eval_num_prompts": 2, "reward.scorers": {"bright": {"path": "jpeg_size"}}}
+        defaults = {"reward.scorers": {"bright": {"path": "jpeg_size"}}}
         self.config = config = run_config(
             defaults | {k.replace("__", "."): v for k, v in overrides.items()}
         )
@@ -126,7 +127,7 @@ class Run:
                 config,
                 self.recording.phases,
                 requests,
-                records(6),
+                [main_suite(2)],
                 EvaluationArchive(folder, config),
                 should_stop,
             ),
@@ -316,7 +317,6 @@ class RealRun:
         settings = {
             "num_rollouts": 3,
             "eval_interval": 3,
-            "eval_num_prompts": 2,
             "stack.optimizer.learning_rate": 3e-3,
             "reward.scorers": {"bright": {"path": "jpeg_size"}},
         }
@@ -360,7 +360,7 @@ class RealRun:
                 config,
                 phases,
                 requests,
-                records(2),
+                [main_suite(2)],
                 EvaluationArchive(folder, config),
                 lambda: False,
             ),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from builders import records, run_config
+from builders import main_suite, records, run_config
 from recording_phases import RecordingPhases
 
 from unirl.algorithms.making import make_algorithm
-from unirl.core.types import PromptBatch, PromptRecord
+from unirl.core.types import PromptBatch, PromptSuite
 from unirl.residency.policy import Role
 from unirl.tracking.evaluations import EvaluatedSample, evaluation_file, read_evaluation
 from unirl.tracking.metrics import describe
@@ -27,18 +28,17 @@ def evaluator(
     recording: RecordingPhases,
     run_dir: Path,
     *,
-    num_prompts: int = 5,
+    suites: Sequence[PromptSuite] = (main_suite(5),),
     should_stop: Any = lambda: False,
-    prompts: tuple[PromptRecord, ...] | None = None,
     **overrides: Any,
 ) -> Evaluator:
-    config = run_config({"eval_num_prompts": num_prompts, "eval_chunk_prompts": 2, **overrides})
+    config = run_config({"eval_chunk_prompts": 2, **overrides})
     requests = RequestFactory(config, recording.model, make_algorithm(config.algorithm))
     return Evaluator(
         config,
         recording.phases,
         requests,
-        prompts or records(6),
+        suites,
         EvaluationArchive(run_dir, config),
         should_stop,
     )
@@ -100,9 +100,9 @@ def test_means_are_over_all_samples_however_they_are_chunked(tmp_path):
     for metrics in results:
         assert metrics == pytest.approx(results[0], rel=1e-3)
     assert results[0].keys() == {
-        "eval/reward_mean",
-        "eval/bright_mean",
-        "eval/judge_dark_mean",
+        *("eval/reward_mean", "eval/reward_ci95"),
+        *("eval/bright_mean", "eval/bright_ci95"),
+        *("eval/judge_dark_mean", "eval/judge_dark_ci95"),
         "eval/num_samples",
     }
     assert results[0]["eval/num_samples"] == 5 * 2
@@ -123,17 +123,39 @@ def test_a_prompts_noise_does_not_depend_on_which_other_prompts_are_evaluated():
     factory = RequestFactory(
         run_config(), RecordingPhases(ALL).model, make_algorithm(run_config().algorithm)
     )
-    whole = factory.evaluation(PromptBatch(records(4)))
-    part = factory.evaluation(PromptBatch(records(4)[2:3]))
+    whole = factory.evaluation(PromptBatch(records(4)), 2)
+    part = factory.evaluation(PromptBatch(records(4)[2:3]), 2)
     assert whole.initial_noise_keys[4:6] == part.initial_noise_keys
     assert len(set(whole.initial_noise_keys)) == 8
 
 
-def test_fewer_prompts_than_asked_for_are_all_evaluated(tmp_path):
+def test_each_suite_is_sampled_and_scored_by_its_own_and_every_prompt_counts_once(tmp_path):
     recording = RecordingPhases(ALL)
-    evaluation = evaluator(recording, tmp_path, num_prompts=100).run(0, sync_weights=True)
+    photos = PromptSuite("photos", records(6)[3:], samples_per_prompt=1)
+    run = evaluator(recording, tmp_path, suites=[main_suite(5), photos])
+    evaluation = run.run(0, sync_weights=True)
     assert evaluation is not None
-    assert evaluation.metrics["eval/num_samples"] == 12
+    scored = [e for e in recording.events.take() if e.split()[0] in ("score", "judge")]
+    assert scored == ["score", "judge"] * 3 + ["score photos"] * 2
+    assert evaluation.metrics["eval/photos/reward_mean"] == pytest.approx(
+        2 * evaluation.metrics["eval/photos/wild_mean"]
+    )
+    assert evaluation.metrics["eval/photos/num_samples"] == 3
+    assert all(describe(name).meaning for name in evaluation.metrics)
+    samples = read_evaluation(evaluation_file(tmp_path, "photos", 0))
+    assert [s.text for s in samples] == [record.text for record in photos.records]
+    assert all(s.scores.keys() == {"wild"} and not s.judges for s in samples)
+
+
+def test_a_suite_changes_nothing_of_the_others(tmp_path):
+    alone, beside = (
+        evaluator(RecordingPhases(ALL), tmp_path / str(len(suites)), suites=suites)
+        for suites in ([main_suite(5)], [main_suite(5), PromptSuite("photos", records(3), 2)])
+    )
+    one, two = alone.run(0, sync_weights=True), beside.run(0, sync_weights=True)
+    assert one is not None
+    assert two is not None
+    assert one.metrics.items() < two.metrics.items()
 
 
 # --- stopping and pictures ------------------------------------------------------------------------
@@ -156,16 +178,17 @@ def test_every_sample_is_recorded_and_the_means_follow_from_the_records(tmp_path
     samples = read_evaluation(evaluation_file(tmp_path, "eval", 3))
     assert [(s.prompt, s.sample) for s in samples] == [(p, g) for p in range(5) for g in range(2)]
     assert [s.text for s in samples[::2]] == [record.text for record in records(6)[:5]]
-    assert evaluation_metrics(samples) == evaluation.metrics
+    assert evaluation_metrics("eval", samples) == evaluation.metrics
 
 
 def test_a_dropped_prompt_has_no_reward_and_counts_for_judges_only():
     kept = EvaluatedSample(0, "red cat", 0, 0.5, {"bright": 0.5}, {"dark": 1.0})
     dropped = EvaluatedSample(1, "blue dog", 0, None, {}, {"dark": 0.0})
-    assert evaluation_metrics([kept, dropped]) == {
+    assert evaluation_metrics("eval", [kept, dropped]) == {
         "eval/reward_mean": 0.5,
         "eval/bright_mean": 0.5,
         "eval/judge_dark_mean": 0.5,
+        "eval/judge_dark_ci95": pytest.approx(12.7062 / 2),
         "eval/num_samples": 1,
     }
 

@@ -50,7 +50,7 @@ def test_init_same_noise_shares_the_start_within_a_group_only():
 
 
 def test_training_asks_for_noise_and_evaluation_for_the_ode():
-    training, evaluation = factory().training(0, PROMPTS), factory().evaluation(PROMPTS)
+    training, evaluation = factory().training(0, PROMPTS), factory().evaluation(PROMPTS, 2)
     assert training.num_sde_steps == 2
     assert len(set(training.sde_steps)) == 1
     assert training.sampling.eta == 0.7
@@ -61,14 +61,14 @@ def test_training_asks_for_noise_and_evaluation_for_the_ode():
 
 
 def test_noisy_evaluation_takes_the_same_steps_every_time():
-    asked = factory(eval_eta=0.3, sampling__sde_steps={"strategy": "all"}).evaluation(PROMPTS)
+    asked = factory(eval_eta=0.3, sampling__sde_steps={"strategy": "all"}).evaluation(PROMPTS, 2)
     assert asked.sde_steps == ((0, 1, 2, 3),) * 6
     assert asked.sampling.eta == 0.3
 
 
 def test_the_evaluation_overlay_changes_what_it_names_and_keeps_the_rest():
     overlay = {"num_inference_steps": 7, "guidance_scale": 3.0}
-    made = factory(eval_sampling=overlay).evaluation(PROMPTS)
+    made = factory(eval_sampling=overlay).evaluation(PROMPTS, 2)
     assert (made.sampling.num_inference_steps, made.sampling.guidance_scale) == (7, 3.0)
     assert (made.sampling.height, made.sampling.kernel) == (SIZE, "flow")
     assert len(made.sigmas) == 8
@@ -105,7 +105,7 @@ def test_a_thinned_schedule_keeps_every_level_that_training_needs():
     window = {"strategy": "list", "steps": [1, 2]}
     asked = factory(**keys, sampling__sde_steps=window).training(0, PROMPTS)
     assert asked.sigmas == pytest.approx((1.0, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1, 0.0))
-    assert len(factory(**keys).evaluation(PROMPTS).sigmas) == 11
+    assert len(factory(**keys).evaluation(PROMPTS, 2).sigmas) == 11
 
 
 @pytest.mark.parametrize("kind", ["linear", "karras", "exponential"])
