@@ -116,8 +116,8 @@ class QwenImage21Model(PipelineModel):
         lengths: list[int] = conditioning.mask.sum(dim=1).tolist()
         if not all(lengths):
             raise ModelError(
-                "Qwen-Image 2.1 cannot be planned: the shapes inside its network depend on the "
-                "lengths of prompts, which plans do not know. Run it with residency=policy."
+                "Qwen-Image 2.1 was told a text without a token and has no answer to it. A mask "
+                "must have at least one True in each row."
             )
         embeds = conditioning.prompt_embeds.float()
         answers = [

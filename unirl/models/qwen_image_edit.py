@@ -29,7 +29,7 @@ from transformers import (
     Qwen2VLImageProcessor,
 )
 
-from unirl.core.errors import DataError
+from unirl.core.errors import DataError, ModelError
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.condition_images import image_sizes, open_images
 from unirl.models.diffusers_folder import PipelineParts
@@ -84,7 +84,8 @@ class QwenImageEditModel(QwenFlowModel):
     ) -> QwenEditConditioning:
         """As the pipeline does for one prompt; at most max_sequence_length tokens of text.
 
-        Raises DataError for images of different aspect ratios, and different numbers of them.
+        Raises DataError for images of different aspect ratios, and different numbers of them, and
+        ModelError when max_sequence_length cuts images.
         """
         pictures = [open_images(prompt) for prompt in prompts]
         size = _latent_size(*pictures[0][0].size)
@@ -149,6 +150,7 @@ class QwenImageEditModel(QwenFlowModel):
         ).to(encoder.device)
         everything = [image for images in small for image in images]
         seen = pipeline.processor(images=everything, return_tensors="pt").to(encoder.device)
+        self._require_all_image_tokens(asked.input_ids, shown, seen)
         # The pipeline tells no token types, so transformers 5 counts positions in one dimension.
         states = encoder.model(
             input_ids=asked.input_ids,
@@ -158,6 +160,21 @@ class QwenImageEditModel(QwenFlowModel):
         ).last_hidden_state
         mask = asked.attention_mask[:, opening:].bool()
         return QwenTexts(states[:, opening:] * mask.unsqueeze(-1), mask)
+
+    def _require_all_image_tokens(
+        self, ids: Tensor, shown: Sequence[Sequence[int]], seen: BatchFeature
+    ) -> None:
+        """Raise ModelError where a text was cut within its images; plans show none."""
+        if not seen:
+            return
+        there = (ids == self.pipeline.text_encoder.config.image_token_id).sum(dim=1).tolist()
+        for found, counts in zip(there, shown, strict=True):
+            if found != sum(counts):
+                raise ModelError(
+                    f"model.max_sequence_length={self.settings.max_sequence_length} cuts the "
+                    f"{len(counts)} images of a prompt: {found} of their {sum(counts)} tokens are "
+                    "left. The words that number the images count too. Raise it."
+                )
 
     def _small(self, image: Image.Image) -> Image.Image:
         """As the vision-language model gets it."""

@@ -11,9 +11,10 @@ published configuration files that ship under the name model.release.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from unirl.config import catalog
 from unirl.config.components import import_component, is_own
@@ -23,6 +24,9 @@ from unirl.core.errors import ConfigError
 from unirl.models.base import DiffusionModel
 from unirl.models.stored_encodings import EncodedBefore, ExampleEncodings
 from unirl.models.trainable import load_settings, make_trainable
+
+ORIGIN = "_unirl_origin"
+"""In the index of a release whose sizes are not from published files: where they are from."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +78,25 @@ def _shapes(config: RunConfig) -> _Shapes:
             f"{', '.join(release_names())}."
         )
     folder, own = RELEASES / release, config.model.family
+    index = _index(folder)
     # The release decides, not model.family.
-    family = own if is_own(own) else _reader(folder)
-    return _trainable(family, folder, f"published configs of {release}")
+    family = own if is_own(own) else _reader(index["_class_name"])
+    origin = index.get(ORIGIN)
+    source = f"configs of {release} ({origin})" if origin else f"published configs of {release}"
+    if config.model.path:
+        source += f", since model.path={config.model.path} is not on this machine"
+    return _trainable(family, folder, source)
 
 
-def _reader(folder: Path) -> str:
-    """The built-in family that reads a release."""
+def _index(folder: Path) -> Mapping[str, Any]:
     from unirl.models.diffusers_folder import index_file  # imports diffusers
 
-    name = json.loads(index_file(folder).read_text())["_class_name"]
-    return next(family for family, entry in catalog.MODELS.items() if name in entry.pipelines)
+    return json.loads(index_file(folder).read_text())
+
+
+def _reader(pipeline: str) -> str:
+    """The built-in family that reads folders of this pipeline."""
+    return next(family for family, entry in catalog.MODELS.items() if pipeline in entry.pipelines)
 
 
 def _trainable(name: str, folder: Path, source: str) -> _Shapes:

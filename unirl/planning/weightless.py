@@ -9,30 +9,47 @@ are worked out once and Python is not asked for a tensor's device.
         latents = torch.zeros(64, 16, 64, 64)  # costs nothing
         network(latents).sum().backward()  # after make_weightless(network)
 
-A value that is asked for (`item`) is 0. Where a result's shape depends on values, it is the
-largest it could be: all values are different for `unique`, none is 0 for `nonzero`, and a mask that
-picks values picks all of them.
+Whole numbers and truths that were made of such alone (positions, lengths, masks) keep their values
+while they are few. Of all others, a value that is asked for (`item`) is 0, and where a result's
+shape depends on values, it is the largest it could be: all values are different for `unique`, none
+is 0 for `nonzero`, and a mask that picks values picks all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
+FEW = 2**20
+"""Larger tensors do not keep their values."""
+
+
+@dataclass
+class Memory:
+    """Of values and of all their views."""
+
+    is_known: bool = True
+    """Until something unknown is written there."""
+
+
+class Known(NamedTuple):
+    values: Tensor
+    memory: Memory
 
 
 class Weightless(Tensor):
     """A CPU tensor by its looks; shape, strides and storage are those of `meta`."""
 
     meta: Tensor
+    known: Known | None
 
     @staticmethod
     def __new__(cls, meta: Tensor) -> Weightless:
@@ -45,6 +62,7 @@ class Weightless(Tensor):
             device=CPU,
         )
         tensor.meta = meta
+        tensor.known = None
         return tensor
 
     # Python functions of torch see an ordinary tensor; operations come to __torch_dispatch__.
@@ -54,8 +72,10 @@ class Weightless(Tensor):
         return self.meta.untyped_storage()
 
     def tolist(self) -> Any:
-        # Not made by torch: inside the mode that would be a weightless tensor again.
-        return np.zeros(self.meta.shape, float if self.meta.is_floating_point() else int).tolist()
+        values = _values(self)
+        # Inside the mode torch would make weightless tensors again on the way.
+        with _disable_current_modes():
+            return (torch.zeros_like(self.meta, device=CPU) if values is None else values).tolist()
 
     @classmethod
     def __torch_dispatch__(
@@ -103,8 +123,24 @@ def make_weightless(module: nn.Module) -> None:
 
 
 def _on_meta(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    is_known = _is_known(func, args, kwargs)
     if func is torch.ops.aten._local_scalar_dense.default:
-        return torch.zeros((), dtype=args[0].dtype, device=CPU).item()
+        values = _values(args[0]) if is_known else torch.zeros((), dtype=args[0].dtype, device=CPU)
+        return func(values)
+    if is_known and func in _SHAPED_BY_VALUES:
+        values = _with_values(func, args, kwargs)
+        return _remember(_wrap(_unwrap(values, {}), {}), values, args)
+    result = _without_values(func, args, kwargs)
+    if not is_known:
+        _forget_what_is_written(func, args)
+    elif all(map(_can_keep, _inside(result))):
+        _remember(result, _with_values(func, args, kwargs), args)
+    return result
+
+
+def _without_values(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if func is torch.ops.aten.index.Tensor:
+        args = (args[0], _as_places(args[1]))
     if func in _LARGEST:
         return _wrap(_LARGEST[func](*(_unwrap(value, {}) for value in args)), {})
     if _takes_device(func):
@@ -143,6 +179,90 @@ _LARGEST: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.index.Tensor: _picked,
 }
 """In place of operations whose results' shape depends on values."""
+_SHAPED_BY_VALUES = {*_LARGEST, torch.ops.aten.repeat_interleave.Tensor}
+_WITHOUT_VALUES = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+}
+
+
+# --- values of whole numbers and truths ---------------------------------------------------------
+
+
+def _can_keep(tensor: Tensor) -> bool:
+    is_exact = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    return is_exact and tensor.numel() <= FEW
+
+
+def _values(tensor: Tensor) -> Tensor | None:
+    """A tensor's values where they are known."""
+    if not _can_keep(tensor):
+        return None
+    if isinstance(tensor, Weightless):
+        known = tensor.known
+        return known.values if known is not None and known.memory.is_known else None
+    return tensor if tensor.device == CPU else None
+
+
+def _is_known(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation has the same result each time and known values go in."""
+    if func in _WITHOUT_VALUES or torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    return all(_values(tensor) is not None for tensor in _inside((args, tuple(kwargs.values()))))
+
+
+def _with_values(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if _takes_device(func):
+        kwargs = {**kwargs, "device": CPU}
+    return func(*_real(args), **{name: _real(value) for name, value in kwargs.items()})
+
+
+def _remember(result: Any, values: Any, args: Any) -> Any:
+    """`result`, which keeps its `values` from now on; they may be views of the arguments'."""
+    known = [t.known for t in _inside(args) if isinstance(t, Weightless) and t.known is not None]
+    memories = {one.values.untyped_storage()._cdata: one.memory for one in known}
+    for tensor, real in zip(_inside(result), _inside(values), strict=True):
+        if isinstance(tensor, Weightless) and _can_keep(tensor):
+            memory = memories.setdefault(real.untyped_storage()._cdata, Memory())
+            tensor.known = Known(real, memory)
+    return result
+
+
+def _forget_what_is_written(func: Any, args: Any) -> None:
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for tensor in _inside(value):
+                if isinstance(tensor, Weightless) and tensor.known is not None:
+                    tensor.known.memory.is_known = False
+
+
+def _as_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Known masks as the places they pick."""
+    places: list[Tensor | None] = []
+    for index in indices:
+        values = None if index is None or index.dtype != torch.bool else _values(index)
+        places += [index] if values is None else list(values.nonzero().unbind(1))
+    return places
+
+
+def _real(value: Any) -> Any:
+    """Arguments with values in place of weightless tensors."""
+    if isinstance(value, Tensor):
+        return _values(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_real, value))
+    return value
+
+
+def _inside(value: Any) -> Iterator[Tensor]:
+    """The tensors in arguments or results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _inside(one)
 
 
 # --- operations whose results are new tensors: worked out once for each layout of inputs ----------

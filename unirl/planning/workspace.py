@@ -194,8 +194,10 @@ class _Update:
         num_rows = len(rows) * config.accumulate_rollouts
         per_update = math.ceil(num_rows / config.stack.num_updates_per_batch)
         self.num_micro_rows = min(config.stack.micro_batch_size, per_update)
-        micro = torch.arange(self.num_micro_rows) % len(rows)
+        micro = torch.arange(self.num_micro_rows)
         with torch.no_grad():
+            # No row twice: rows of one state share a forward.
+            rows = self._algorithm.rows([scored] * math.ceil(self.num_micro_rows / len(rows)))
             self._rows, _ = self._algorithm.anchor(self._policy, rows.select(micro), [micro])
         self._micro = micro
 

@@ -33,10 +33,10 @@ def test_without_a_budget_the_fullest_phase_is_named(capsys) -> None:
 
 def test_a_recipe_is_planned_without_its_weights_and_prompts(capsys) -> None:
     """What `unirl check` must refuse on this machine."""
-    words = [*SD3, "data.train=/not/here.txt", "device=cuda:3"]
+    words = [*SD3, "model.path=/sd35m", "data.train=/not/here.txt", "device=cuda:3"]
     assert main([*words, "--gpu", "rtx4090", "backend.activation_checkpointing=true"]) == 0
     told = capsys.readouterr().out
-    assert "sizes from published configs of sd3.5-medium" in told
+    assert "sizes from published configs of sd3.5-medium, since model.path=/sd35m is not" in told
     assert "Not counted: prompts of /not/here.txt" in told
     assert main(["check", *SD3[1:]]) == 3
 

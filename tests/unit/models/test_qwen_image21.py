@@ -13,6 +13,7 @@ from families.qwen_image21 import CASES
 
 from unirl.core.errors import ModelError
 from unirl.models.qwen_flow import QwenTexts
+from unirl.planning.weightless import WeightlessMode, make_weightless
 
 CASE = CASES[0]
 
@@ -25,11 +26,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield CASE.build(tmp_path_factory.mktemp("qwen21") / "folder")
 
 
-def test_lengths_that_are_not_known_are_an_error_not_an_empty_prompt(folder: Path) -> None:
+def test_a_text_without_tokens_is_an_error(folder: Path) -> None:
     model = CASE.load(folder, encoders=False)
     unknown = QwenTexts(torch.zeros(1, 4, 32), torch.zeros(1, 4, dtype=torch.bool))
-    with pytest.raises(ModelError, match="cannot be planned"):
+    with pytest.raises(ModelError, match="without a token"):
         model.velocity(torch.zeros(1, 4, 4, 8), torch.ones(1), unknown)
+
+
+def test_a_plan_has_texts_of_the_full_length(folder: Path) -> None:
+    model = CASE.model_class.blueprint(folder, CASE.settings())
+    for module in (model.network, *model.frozen_modules.values()):
+        make_weightless(module)
+    with WeightlessMode(), torch.no_grad():
+        told = model.encode(CASE.prompts, CASE.sampling)
+        assert isinstance(told, QwenTexts)
+        assert told.mask.sum(dim=1).tolist() == [CASE.max_sequence_length] * 2
+        latents = torch.zeros(2, *model.latent_shape(CASE.sampling))
+        assert model.velocity(latents, torch.ones(2), told).shape == latents.shape
 
 
 def test_levels_of_the_folder_fix_the_number_of_steps(folder: Path) -> None:

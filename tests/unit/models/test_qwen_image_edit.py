@@ -9,7 +9,7 @@ import torch
 from families.case import picture_file
 from families.qwen_image_edit import CASES
 
-from unirl.core.errors import DataError
+from unirl.core.errors import DataError, ModelError
 from unirl.core.types import PromptRecord
 from unirl.models.base import DiffusionModel
 from unirl.models.qwen_image_edit import QwenEditConditioning, QwenImageEditModel
@@ -50,6 +50,17 @@ def test_images_that_fit_no_batch_are_refused_before_and_while_sampling(
         model.check_prompts(prompts, "data.train")
     with pytest.raises(DataError, match=f"and green.*{told}"):
         model.encode(prompts, CASE.sampling)
+
+
+def test_a_length_that_cuts_images_is_an_error_that_names_the_key(model: DiffusionModel) -> None:
+    assert isinstance(model, QwenImageEditModel)
+    kept = model.settings
+    model.settings = replace(kept, max_sequence_length=2)
+    try:
+        with pytest.raises(ModelError, match=r"model.max_sequence_length=2 cuts the 1 images"):
+            model.encode([edit(WIDE)], CASE.sampling)
+    finally:
+        model.settings = kept
 
 
 @pytest.mark.parametrize("seen_by", ["prompt_embeds", "images"])

@@ -47,6 +47,8 @@ BILLIONS = {
     "minimax-h3": {"network": 33.12, "vae": 2.604, "text_encoder": 33.36},
     "qwen-image": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
     "qwen-image-edit-2509": {"network": 20.43, "vae": 0.1269, "text_encoder": 8.29},
+    # Those of the class defaults it is made of, and of Qwen3-VL 8B.
+    "qwen-image-2.1": {"network": 7.115, "vae": 0.3377, "text_encoder": 8.767},
     "sana-1.6b": {"network": 1.605, "vae": 0.3122, "text_encoder": 2.614},
     "hunyuan-video": {
         "network": 12.82,
@@ -54,12 +56,22 @@ BILLIONS = {
         "text_encoder": 7.505,
         "text_encoder_2": 0.1231,
     },
+    # Its authors state 8.3; the others are those of the class defaults it is made of.
+    "hunyuan-video-1.5-480p-t2v": {
+        "network": 8.327,
+        "vae": 1.261,
+        "text_encoder": 7.071,
+        "text_encoder_2": 0.2193,
+    },
     "wan2.1-t2v-1.3b": {"network": 1.419, **WAN_ENCODERS},
     "wan2.1-t2v-14b": {"network": 14.29, **WAN_ENCODERS},
     "wan2.1-i2v-14b": {"network": 16.39, **WAN_ENCODERS, "image_encoder": 0.6308},
     "wan2.2-t2v-a14b": {"network": 2 * 14.29, **WAN_ENCODERS},
     "z-image-turbo": {"network": 6.15, "vae": KL_VAE, "text_encoder": 4.02},
 }
+
+FROM_DEFAULTS = ("hunyuan-video-1.5-480p-t2v", "qwen-image-2.1")
+"""No published file was there to take them from, and a plan says so."""
 
 EARLIEST = pytest.approx(0.8935, abs=1e-4)
 STARTS = {
@@ -96,7 +108,9 @@ def test_every_release_is_checked_here() -> None:
 def test_parameters_are_those_published(release: str) -> None:
     blueprint = blueprint_model(recipe(release), with_encoders=True)
     model = blueprint.model
-    assert blueprint.source == f"published configs of {release}"
+    assert blueprint.source.startswith("published") == (release not in FROM_DEFAULTS)
+    assert f"configs of {release}" in blueprint.source
+    assert ("not checked" in blueprint.source) == (release in FROM_DEFAULTS)
     modules = {"network": model.network, **model.frozen_modules}
     assert modules.keys() == BILLIONS[release].keys()
     for name, module in modules.items():
@@ -129,7 +143,7 @@ def test_schedule_and_latents_are_there_without_weights(release: str) -> None:
     )
     sigmas = model.sigmas(sampling)
     assert (len(sigmas), sigmas[0], sigmas[-1]) == (11, STARTS.get(release, 1.0), 0.0)
-    images = {32 * 16 * 16, 4 * 64 * 64, 16 * 64 * 64, 128 * 32 * 32}
+    images = {32 * 16 * 16, 4 * 64 * 64, 16 * 64 * 64, 128 * 32 * 32, 32 * 32 * 32}
     with_sound = {128 * (16 * 16 + 1), 96 * 37 * 16 * 16 + 2 * 32 * 207}
     expected = images | with_sound
     assert prod(model.latent_shape(sampling)) in expected

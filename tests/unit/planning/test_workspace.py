@@ -254,12 +254,44 @@ def test_published_networks_run_without_memory(release: str) -> None:
     assert min(workspace.encode, workspace.rollout, workspace.decode) > 0
 
 
-def test_what_a_mask_picks_is_counted_as_all_of_it() -> None:
+def test_what_an_unknown_mask_picks_is_counted_as_all_of_it() -> None:
     with WeightlessMode():
-        tokens, mask = torch.zeros(2, 5, 7), torch.zeros(2, 5, dtype=torch.bool)
+        tokens = torch.zeros(2, 5, 7)
+        mask = tokens[..., 0] > 0
         assert tokens[0][mask[0]].shape == (5, 7)
         assert tokens[mask].shape == (10, 7)
         assert tokens[:, mask[1]].shape == (2, 5, 7)
+
+
+def test_whole_numbers_and_masks_made_of_none_but_such_are_known() -> None:
+    with WeightlessMode():
+        is_slot = torch.arange(6) >= 4
+        spread = is_slot.repeat_interleave(torch.where(is_slot, 3, 1))
+        assert spread.tolist() == [False] * 4 + [True] * 6
+        assert int(spread.sum()) == 6
+        assert torch.zeros(2, 10, 3)[:, spread].shape == (2, 6, 3)
+        numbers = torch.full_like(spread, -1, dtype=torch.long)
+        last = numbers[8:]
+        numbers[torch.tensor([1, 9])] = torch.tensor([5, 7])
+        assert numbers.unique().tolist() == [-1, 5, 7]
+        assert last.tolist() == [-1, 7]
+
+
+def test_values_are_forgotten_in_all_views_when_something_unknown_is_written() -> None:
+    with WeightlessMode():
+        numbers = torch.arange(4)
+        view = numbers[1:]
+        numbers[0] = torch.zeros(()).long()
+        assert view.tolist() == [0, 0, 0]
+        assert len(view.unique()) == 3  # as many as it could be
+
+
+def test_large_masks_and_random_numbers_are_not_known() -> None:
+    with WeightlessMode():
+        mask = torch.zeros(2**11, dtype=torch.bool).expand(2**10, -1).contiguous()
+        assert len(mask.nonzero()) == 2**21
+        assert torch.randint(5, 9, (3,)).tolist() == [0, 0, 0]
+        assert torch.empty(3, dtype=torch.long).tolist() == [0, 0, 0]
 
 
 def test_attention_never_holds_a_length_by_length_matrix() -> None:
