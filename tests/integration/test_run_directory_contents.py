@@ -42,6 +42,7 @@ def test_the_run_succeeds_and_leaves_every_file(run: Run) -> None:
         "trace.json",
         "curves.png",
         "costs.png",
+        "report.html",
         "doctor.json",
         "run.log",
     }

@@ -1,4 +1,5 @@
-"""The command `unirl`: `train`, `plan`, `check`, `doctor`, `export` and `recipes`.
+"""The command `unirl`: `train`, `plan`, `check`, `doctor`, `export`, `report` and
+`recipes`.
 
 Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
 codes: 0 done, 1 the run failed or the doctor found something, 2 wrong usage or a plan that does not
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from unirl import __version__
-from unirl.cli import doctor, export, plan
+from unirl.cli import doctor, export, plan, report
 from unirl.cli.check import checked, checked_but_for_files, summary
 from unirl.cli.recipes import describe_components, describe_recipes, recipe_folders
 from unirl.config.schema import RunConfig
@@ -38,6 +39,7 @@ examples:
   unirl doctor quickstart                       is the ratio 1, and is all else as it must be?
   unirl train quickstart --cfg                  print all keys with their values
   unirl export runs/quickstart out              the newest checkpoint, for other programs
+  unirl report runs/quickstart                  curves, images, health: one page to send
   unirl train --config-dir mine --config-name my_overlay
   unirl recipes --components                    what recipes and built-in components there are
 """
@@ -61,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return doctor.run(args)
             case "export":
                 return export.run(args)
+            case "report":
+                return report.run(args)
             case _:
                 return _recipes(args)
     except UnirlError as error:
@@ -146,7 +150,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     # Options may stand between overrides; argparse hands back the words after them as unknown.
     args, rest = parser.parse_known_args(argv)
     args.argv = list(argv[1:])  # after the command
-    takes_a_recipe = args.command not in ("recipes", "export")
+    takes_a_recipe = args.command not in ("recipes", "export", "report")
     if rest and not takes_a_recipe:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if takes_a_recipe:
@@ -215,6 +219,10 @@ def _parser() -> argparse.ArgumentParser:
         "export", help="write a checkpoint as files that other programs load", allow_abbrev=False
     )
     export.add_options(exported)
+    reported = commands.add_parser(
+        "report", help="one HTML page about a run, or several compared", allow_abbrev=False
+    )
+    report.add_options(reported)
     recipes = commands.add_parser("recipes", help="list recipes")
     recipes.add_argument("--components", action="store_true", help="list built-in components")
     _add_config_dir(recipes)

@@ -26,6 +26,7 @@ from unirl.distributed.agreement import require_same_settings, require_visible
 from unirl.distributed.group import joined, take_device
 from unirl.distributed.ranks import Ranks
 from unirl.distributed.watch import watching
+from unirl.report.page import write_report
 from unirl.residency.perfetto import TraceFile
 from unirl.residency.trace import TransitionLog
 from unirl.runtime.build import (
@@ -234,16 +235,25 @@ def _hint(directory: RunDirectory, result: TrainResult) -> str:
 
 
 def _finish(directory: RunDirectory, result: TrainResult) -> None:
-    """Curves, and the before -> after table as the last lines."""
+    """Curves, the report, and the before -> after table as the last lines."""
     rows = list(read_rows(directory.metrics_file))
     if rows:
         save_curves(directory.metrics_file, directory.path / "curves.png")
         save_costs(directory.metrics_file, directory.path / "costs.png")
     if result.interrupted:
         logger.info("stopped after %d rollouts; %s", result.rollouts_done, _hint(directory, result))
+    _write_report(directory.path)
     evaluations = [row for row in rows if row.kind == "eval"]
     changes: Mapping[str, Interval] = {}
     if len(evaluations) > 1:
         first, last = evaluations[0].rollout, evaluations[-1].rollout
         changes = changes_between(directory.path, first, last)
     summary([row.metrics for row in evaluations], changes, directory.path)
+
+
+def _write_report(directory: Path) -> None:
+    """A page to look at and to send; what is wrong with it is no failure of the run."""
+    try:
+        logger.info("the run as a page: %s", write_report([directory]))
+    except Exception as error:  # the training is done and saved, whatever this is
+        logger.warning("no report was written: %s: %s", type(error).__name__, error)

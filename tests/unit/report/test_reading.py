@@ -1,0 +1,105 @@
+"""A run directory in any state becomes values and notes; a folder that is no run is an error."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+from pathlib import Path
+
+import pytest
+from report_runs import read_lines, write_log, write_rows, write_run
+
+from unirl.core.errors import UnirlError
+from unirl.report.outcome import outcome_of
+from unirl.report.reading import read_run
+from unirl.report.warnings import warned
+
+
+def test_a_whole_run_is_read_without_a_note(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "whole"))
+    assert run.notes == ()
+    assert [row.rollout for row in run.of_kind("rollout")] == list(range(12))
+    assert [evaluation.step for evaluation in run.evaluations] == [0, 12]
+    assert outcome_of(run).state == "finished"
+
+
+def test_a_last_line_cut_by_a_kill_is_left_out_with_a_note(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "cut")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "rollout", "rollout": 12, "opt')
+    run = read_run(path)
+    assert len(run.of_kind("rollout")) == 12
+    assert ["cut off" in note for note in run.notes] == [True]
+
+
+def test_nan_written_as_text_is_a_number_again(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "nan")
+    rows = read_lines(path / "metrics.jsonl")
+    rows[-1]["eval/reward_mean"] = math.nan
+    write_rows(path, rows)
+    assert math.isnan(read_run(path).rows[-1].metrics["eval/reward_mean"])
+
+
+def test_what_a_resume_set_aside_is_not_read(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "resumed")
+    (path / "metrics.jsonl.before-resume-4").write_text('{"kind": "rollout", "rollout": 99}\n')
+    aside = path / "evaluations" / "before-resume-4"
+    aside.mkdir()
+    (aside / "eval-000099.jsonl").write_text("{}\n")
+    run = read_run(path)
+    assert max(row.rollout for row in run.rows) == 12
+    assert [evaluation.step for evaluation in run.evaluations] == [0, 12]
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "broken")
+    (path / "config.yaml").write_text("a: [")
+    (path / "doctor.json").write_text("{")
+    run = read_run(path)
+    assert {note.split(" ")[0] for note in run.notes} == {"config.yaml", "doctor.json"}
+    assert run.name == "broken"
+
+
+def test_a_folder_that_is_no_run_names_what_was_expected(tmp_path: Path) -> None:
+    write_run(tmp_path / "one")
+    with pytest.raises(UnirlError, match=r"neither config\.yaml nor metrics\.jsonl.*below it: one"):
+        read_run(tmp_path)
+    with pytest.raises(UnirlError, match="is no folder"):
+        read_run(tmp_path / "nothing")
+
+
+def test_the_log_tells_interruptions_and_resumes(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "twice")
+    begins = "INFO twice: training 0.2 of 2.1 M parameters of tiny, results in x"
+    first = [begins, "INFO stopped after 4 rollouts; go on with load_dir=x"]
+    write_log(path, [*first, begins, "INFO resumed from x/checkpoint-4 at rollout 4"])
+    outcome = outcome_of(read_run(path))
+    assert outcome.state == "finished"
+    assert outcome.resumed_at == (4,)
+    write_log(path, first)
+    assert outcome_of(read_run(path)).state == "interrupted"
+
+
+def test_a_run_that_holds_its_folder_is_going_on_and_another_ended_early(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "half")
+    write_rows(path, read_lines(path / "metrics.jsonl")[:6])
+    assert outcome_of(read_run(path)).state == "ended early"
+    with (path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert outcome_of(read_run(path)).state == "going on"
+
+
+def test_warnings_that_differ_in_numbers_alone_are_told_once(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "warned")
+    write_log(
+        path,
+        [
+            "WARNING step 12 skipped: gradient is not finite",
+            "WARNING step 14 skipped: gradient is not finite",
+            "ERROR the scorer failed\nTraceback\n  line",
+            "INFO all is well",
+        ],
+    )
+    found = warned(read_run(path))
+    assert [(warning.level, warning.count) for warning in found] == [("warning", 2), ("error", 1)]
+    assert found[1].message.endswith("Traceback\n  line")

@@ -1,0 +1,48 @@
+"""Settings that differ, and a command that repeats a run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from report_runs import write_run
+
+from unirl.cli.compose import compose
+from unirl.report.reading import read_run
+from unirl.report.settings import between, command, from_defaults, learns_the_same
+
+
+def test_only_what_differs_from_the_defaults_is_told(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", config={"stack": {"lora": {"rank": 8}}}))
+    found = {setting.key: setting.values for setting in from_defaults(run)}
+    assert found["stack.lora.rank"] == ("8", "–")
+    assert found["num_rollouts"] == ("12", "100")
+    assert "stack.lora" not in found
+    assert "seed" not in found
+
+
+def test_where_a_run_goes_is_neutral_and_comes_last(tmp_path: Path) -> None:
+    one, other = (
+        read_run(write_run(tmp_path / name, seed=seed)) for name, seed in (("a", 0), ("b", 1))
+    )
+    settings = between([one, other])
+    assert [(s.key, s.is_neutral) for s in settings] == [("seed", False), ("run_name", True)]
+    assert learns_the_same(one, other)
+
+
+def test_the_command_composes_to_the_same_run(tmp_path: Path) -> None:
+    settings = {
+        "stack": {"lora": {"rank": 8}},
+        "sampling": {"height": 16, "width": 32},
+        "reward": {"scorers": {"color": {"path": "color"}}},
+        "load_dir": "somewhere",
+    }
+    run = read_run(write_run(tmp_path / "with space", config=settings))
+    program, verb, recipe, *overrides = shlex.split(command(run))
+    assert (program, verb) == ("unirl", "train")
+    config = compose(recipe, overrides)
+    assert config.run_name == "with space-again"
+    assert config.load_dir is None
+    assert config.stack.lora is not None
+    assert config.stack.lora.rank == 8
+    assert config.num_rollouts == 12

@@ -1,0 +1,321 @@
+"""Held-out and training reward: the curves that a run is made for, over whatever it has cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, pstdev
+
+from unirl.report import numbers
+from unirl.report.charts import Axis, Drawing, Line, draw
+from unirl.report.numbers import PER_CENT_95
+from unirl.report.reading import RunFiles
+from unirl.report.scales import Scale
+from unirl.report.shown import Family, ShownRun
+from unirl.report.thinning import running_mean
+from unirl.tracking.intervals import confidence_interval, scores_by_prompt
+from unirl.tracking.tracker import Row
+
+REWARD = "eval/reward_mean"
+_JUDGE = "judge_"
+_MANY_ROWS = 120
+"""From here on a training curve is shown as a running mean, with every window behind it."""
+
+
+@dataclass(frozen=True)
+class Titled:
+    """A drawing with what is to be said about it."""
+
+    title: str
+    sentence: str
+    drawing: Drawing
+    value: str = ""
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """All curves over one axis."""
+
+    name: str
+    heldout: Titled | None
+    training: Titled | None
+    scores: tuple[Titled, ...]
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Something a run goes along."""
+
+    name: str
+    metric: str | None
+    """None: rollouts, which every row has."""
+    is_time: bool = False
+
+    def of(self, row: Row) -> float:
+        if self.metric is None:
+            return row.rollout + (row.kind == "rollout")
+        return row.metrics[self.metric]
+
+    def is_in(self, rows: Sequence[Row]) -> bool:
+        return self.metric is None or all(
+            math.isfinite(row.metrics.get(self.metric, math.nan)) for row in rows
+        )
+
+
+_COSTS = (
+    _Cost("Rollouts", None),
+    _Cost("Wall time", "progress/wall_seconds", is_time=True),
+    _Cost("Device time", "progress/device_seconds", is_time=True),
+    _Cost("Images", "progress/images"),
+    _Cost("Denoiser evaluations", "progress/denoiser_evaluations"),
+)
+
+_Curve = tuple[Sequence[float], Sequence[float]]
+
+
+def views(groups: Sequence[Family]) -> list[View]:
+    """One for each axis that all the runs have."""
+    rows = _all_rows(groups)
+    costs = [cost for cost in _COSTS if cost.is_in(rows)]
+    return [_view(groups, cost, _axis(cost, rows)) for cost in costs] if rows else []
+
+
+def _all_rows(groups: Sequence[Family]) -> list[Row]:
+    return [row for group in groups for run in group.runs for row in run.files.rows]
+
+
+def _only(groups: Sequence[Family]) -> ShownRun | None:
+    """The run, where there is but one."""
+    return groups[0].runs[0] if len(groups) == 1 and len(groups[0].runs) == 1 else None
+
+
+def _has_seeds(groups: Sequence[Family]) -> bool:
+    return any(len(group.runs) > 1 for group in groups)
+
+
+def _axis(cost: _Cost, rows: Sequence[Row]) -> Axis:
+    if not cost.is_time:
+        return Axis(cost.name.lower(), text=lambda value: f"{value:,.0f} {cost.name.lower()}")
+    longest = max(cost.of(row) for row in rows)
+    unit, divisor = next(
+        (unit for unit in (("h", 3600.0), ("min", 60.0)) if longest >= 2 * unit[1]), ("s", 1.0)
+    )
+    return Axis(f"{cost.name.lower()}, {unit}", divisor, text=numbers.duration)
+
+
+def _view(groups: Sequence[Family], cost: _Cost, axis: Axis) -> View:
+    whole = Scale.around([cost.of(row) for row in _all_rows(groups)] + [0.0])
+    most = max(120, 600 // sum(len(group.runs) for group in groups))
+
+    def drawn(lines: Sequence[Line], num_x_ticks: int = 6, num_y_ticks: int = 5) -> Drawing:
+        return draw(
+            lines,
+            axis,
+            x_scale=whole,
+            most_points=most,
+            num_x_ticks=num_x_ticks,
+            num_y_ticks=num_y_ticks,
+            value_text=numbers.reward,
+        )
+
+    heldout, training = _heldout_lines(groups, cost, REWARD), _training_lines(groups, cost)
+    title = evaluation_title([run.files for group in groups for run in group.runs])
+    return View(
+        cost.name,
+        Titled(title, _heldout_sentence(groups), drawn(heldout)) if heldout else None,
+        Titled("Training reward", _training_sentence(groups), drawn(training))
+        if training
+        else None,
+        tuple(_scores(groups, cost, drawn)),
+    )
+
+
+def evaluation_title(runs: Sequence[RunFiles]) -> str:
+    """Without data.eval a run is evaluated on the prompts that it is trained on."""
+    held_out = all(run.has_held_out_prompts for run in runs)
+    return "Held-out reward" if held_out else "Reward at evaluation"
+
+
+def _heldout_sentence(groups: Sequence[Family]) -> str:
+    held_out = all(run.files.has_held_out_prompts for group in groups for run in group.runs)
+    prompts = "Prompts that training never sees" if held_out else "Prompts that are trained on too"
+    same = f"{prompts}, with the same noise in every evaluation."
+    if _has_seeds(groups):
+        return f"{same} Bold: the mean over seeds, with one standard deviation; thin: each run."
+    only = _only(groups)
+    if only is None or not any(map(math.isfinite, _known_half_widths(only))):
+        return same
+    return f"{same} Bars: {PER_CENT_95} interval over prompts."
+
+
+def _known_half_widths(run: ShownRun) -> list[float]:
+    rows = [row for row in run.files.of_kind("eval") if REWARD in row.metrics]
+    return half_widths(run.files, rows, REWARD)
+
+
+def _training_sentence(groups: Sequence[Family]) -> str:
+    only = _only(groups)
+    if only is None:
+        width = max(_width(run) for group in groups for run in group.runs)
+        smooth = f" Running mean over {width} windows." if width > 1 else ""
+        seeds = " Bold: the mean over seeds, with one standard deviation; thin: each run."
+        return f"Of the samples trained on.{smooth}{seeds if _has_seeds(groups) else ''}"
+    if (width := _width(only)) > 1:
+        return (
+            f"Of the samples trained on. Line: running mean over {width} windows; behind it every "
+            "window; band: one standard deviation of the samples."
+        )
+    return "Of the samples trained on: mean of each window, and one standard deviation around it."
+
+
+def _scores(
+    groups: Sequence[Family], cost: _Cost, drawn: Callable[..., Drawing]
+) -> Iterator[Titled]:
+    """What the reward is made of, then the judges, which are dashed."""
+    names = dict.fromkeys(
+        name
+        for row in _all_rows(groups)
+        if row.kind == "eval"
+        for name in row.metrics
+        if name.endswith("_mean") and name != REWARD
+    )
+    for name in sorted(names, key=_order):
+        judges = _JUDGE in name
+        lines = _heldout_lines(groups, cost, name)
+        if not lines:
+            continue
+        yield Titled(
+            _score_title(name),
+            _score_sentence(name),
+            drawn([replace(line, dashed=judges) for line in lines], num_x_ticks=4, num_y_ticks=4),
+            "" if _only(groups) is None else _first_and_last(lines),
+            dashed=judges,
+        )
+
+
+def _order(name: str) -> tuple[bool, bool]:
+    """Scores of the reward, then judges, then what further suites have."""
+    return name.count("/") > 1, _JUDGE in name
+
+
+def _score_title(name: str) -> str:
+    """`eval/judge_exact_read_mean` is "exact read", `eval/hard/ocr_mean` "hard: ocr"."""
+    *suite, score = name.removeprefix("eval/").split("/")
+    score = score.removeprefix(_JUDGE).removesuffix("_mean").replace("_", " ")
+    return ": ".join([*suite, score])
+
+
+def _score_sentence(name: str) -> str:
+    if name.count("/") > 1:
+        return f"Of the evaluation suite {name.split('/')[1]}."
+    return "A judge that training never sees." if _JUDGE in name else "Part of the reward."
+
+
+def _first_and_last(lines: Sequence[Line]) -> str:
+    return f"{numbers.reward(lines[0].ys[0])} → {numbers.reward(lines[0].ys[-1])}"
+
+
+def _heldout_lines(groups: Sequence[Family], cost: _Cost, metric: str) -> list[Line]:
+    only = _only(groups)
+    if only is not None:
+        rows = [row for row in only.files.of_kind("eval") if metric in row.metrics]
+        xs, ys = [cost.of(row) for row in rows], [row.metrics[metric] for row in rows]
+        half = half_widths(only.files, rows, metric)
+        known = any(map(math.isfinite, half))
+        line = Line(
+            only.label,
+            xs,
+            ys,
+            lows=[y - width for y, width in zip(ys, half, strict=True)] if known else (),
+            highs=[y + width for y, width in zip(ys, half, strict=True)] if known else (),
+            dots=True,
+        )
+        return [line] if rows else []
+
+    def curve(run: ShownRun) -> _Curve:
+        rows = [row for row in run.files.of_kind("eval") if metric in row.metrics]
+        return [cost.of(row) for row in rows], [row.metrics[metric] for row in rows]
+
+    return [line for group in groups for line in _family_lines(group, curve, dots=True)]
+
+
+def half_widths(run: RunFiles, rows: Sequence[Row], metric: str) -> list[float]:
+    """Of the 95 % intervals of a mean over prompts, as they were logged; else, for the reward,
+    from the samples that were written down. NaN where neither is there."""
+    from_samples: dict[int, float] = {}
+    if metric == REWARD:
+        for evaluation in run.evaluations:
+            if rewards := scores_by_prompt(evaluation.samples).get("reward"):
+                interval = confidence_interval(list(rewards.values()))
+                from_samples[evaluation.step] = interval.half_width
+    name = f"{metric.removesuffix('_mean')}_ci95"
+    return [row.metrics.get(name, from_samples.get(row.rollout, math.nan)) for row in rows]
+
+
+def _training_lines(groups: Sequence[Family], cost: _Cost) -> list[Line]:
+    only = _only(groups)
+    if only is None:
+
+        def curve(run: ShownRun) -> _Curve:
+            return _smooth_training(run, cost)
+
+        return [line for group in groups for line in _family_lines(group, curve, dots=False)]
+    rows = [r for r in only.files.of_kind("rollout") if "rollout/reward_mean" in r.metrics]
+    if not rows:
+        return []
+    xs = [cost.of(row) for row in rows]
+    means = [row.metrics["rollout/reward_mean"] for row in rows]
+    width = _width(only)
+    stds = [row.metrics.get("rollout/reward_std", math.nan) for row in rows]
+    smooth, spread = running_mean(means, width), running_mean(stds, width)
+    mean_line = Line(
+        only.label,
+        xs,
+        smooth,
+        colour=1,
+        lows=[mean - std for mean, std in zip(smooth, spread, strict=True)],
+        highs=[mean + std for mean, std in zip(smooth, spread, strict=True)],
+    )
+    if width == 1:
+        return [mean_line]
+    return [Line("every window", xs, means, colour=1, pale=True, spoken=False), mean_line]
+
+
+def _smooth_training(run: ShownRun, cost: _Cost) -> _Curve:
+    rows = [row for row in run.files.of_kind("rollout") if "rollout/reward_mean" in row.metrics]
+    means = [row.metrics["rollout/reward_mean"] for row in rows]
+    return [cost.of(row) for row in rows], running_mean(means, _width(run))
+
+
+def _width(run: ShownRun) -> int:
+    """Windows that a running mean goes over: an odd number, 1 where there are few."""
+    number = len(run.files.of_kind("rollout"))
+    return 1 if number < _MANY_ROWS else max(3, number // 40) // 2 * 2 + 1
+
+
+def _family_lines(group: Family, curve: Callable[[ShownRun], _Curve], dots: bool) -> Iterator[Line]:
+    """A line for a run by itself; of seeds each as a thin line, and their mean."""
+    curves = [found for run in group.runs if (found := curve(run))[1]]
+    if not curves:
+        return
+    if len(curves) == 1:
+        yield Line(group.label, *curves[0], group.colour, dots=dots, dashed=group.dashed)
+        return
+    for xs, ys in curves:
+        yield Line(group.label, xs, ys, group.colour, pale=True, spoken=False)
+    length = min(len(ys) for _, ys in curves)
+    xs = [fmean(xs[place] for xs, _ in curves) for place in range(length)]
+    at = [[ys[place] for _, ys in curves] for place in range(length)]
+    means = [fmean(values) for values in at]
+    stds = [pstdev(values) if all(map(math.isfinite, values)) else math.nan for values in at]
+    yield Line(
+        group.label,
+        xs,
+        means,
+        group.colour,
+        lows=[mean - std for mean, std in zip(means, stds, strict=True)],
+        highs=[mean + std for mean, std in zip(means, stds, strict=True)],
+        dashed=group.dashed,
+    )

@@ -1,0 +1,78 @@
+"""What a run was set to: where it differs from the defaults, and where runs differ."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unirl.config.schema import RunConfig
+from unirl.report.reading import RunFiles
+
+ABSENT = "\N{EN DASH}"
+NEUTRAL = frozenset(
+    ("description", "run_name", "output_dir", "device", "num_threads", "load_dir", "save_dir")
+)
+"""Where and under what name a run goes; nothing that it learns."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    key: str
+    values: tuple[str, ...]
+    """One of each run, or of the run and the default."""
+    is_neutral: bool
+
+
+def from_defaults(run: RunFiles) -> list[Setting]:
+    """Keys of a run whose value is not the default, with both."""
+    return differing([run.config, RunConfig().model_dump(mode="json")])
+
+
+def between(runs: Sequence[RunFiles]) -> list[Setting]:
+    """Keys in which runs differ, those that matter first."""
+    return differing([run.config for run in runs])
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[Setting]:
+    flat = [dict(_flat(config)) for config in configs]
+    every = dict.fromkeys(key for one in flat for key in one)
+    # A block that is null or empty in one place is told by its keys in the other.
+    blocks = {key[:end] for key in every for end, sign in enumerate(key) if sign == "."}
+    keys = [key for key in every if key not in blocks]
+    settings = [
+        Setting(key, tuple(one.get(key, ABSENT) for one in flat), is_neutral(key))
+        for key in keys
+        if len({one.get(key, ABSENT) for one in flat}) > 1
+    ]
+    return sorted(settings, key=lambda setting: setting.is_neutral)
+
+
+def is_neutral(key: str) -> bool:
+    return key.split(".")[0] in NEUTRAL | {"logging"}
+
+
+def learns_the_same(one: RunFiles, other: RunFiles) -> bool:
+    """Whether two runs differ in nothing but the seed and what does not matter."""
+    settings = between([one, other])
+    return all(setting.is_neutral or setting.key == "seed" for setting in settings)
+
+
+def command(run: RunFiles) -> str:
+    """What repeats the run from the configuration it has written down."""
+    words = ["unirl", "train", str(run.path / "config.yaml"), f"run_name={run.name}-again"]
+    # A run that was resumed or saved elsewhere must not do so again.
+    words += [f"{key}=null" for key in ("load_dir", "save_dir") if run.config.get(key) is not None]
+    return shlex.join(words)
+
+
+def _flat(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys with values as they are written in an override."""
+    for name, value in block.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,168 @@
+"""What a run is and what came of it: the head of the page, and a row of the table of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unirl.report import numbers
+from unirl.report.learning import REWARD, evaluation_title, half_widths
+from unirl.report.shown import ShownRun
+from unirl.tracking.intervals import Interval, paired_changes
+
+
+@dataclass(frozen=True)
+class Result:
+    """First and last held-out reward. Half widths of 95 % intervals over prompts are empty where
+    samples were not written down."""
+
+    first: str
+    first_width: str
+    last: str
+    last_width: str
+    change: str
+    change_width: str
+    direction: str
+    """better or worse where the change is beyond its interval, else same."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    label: str
+    colour: int
+    dashed: bool
+    state: str
+    outcome: str
+    description: str
+    facts: tuple[tuple[str, str], ...]
+    evaluation: str
+    """Held-out reward, or what it is instead."""
+    result: Result | None
+    training: str
+    """Mean training reward of the last tenth of the run."""
+    when: str
+    path: str
+
+
+def summarize(run: ShownRun) -> Summary:
+    outcome = run.outcome
+    return Summary(
+        label=run.label,
+        colour=run.colour,
+        dashed=run.dashed,
+        state=outcome.state,
+        outcome=outcome.sentence,
+        description=str(run.files.config.get("description") or ""),
+        facts=tuple(_facts(run)),
+        evaluation=evaluation_title([run.files]),
+        result=_result(run),
+        training=_training(run),
+        when=_when(run),
+        path=str(run.files.path),
+    )
+
+
+def _facts(run: ShownRun) -> Iterator[tuple[str, str]]:
+    config, outcome = run.files.config, run.outcome
+    model = config.get("model") or {}
+    if model:
+        yield "Model", f"{model.get('family')} · {model.get('path')}"
+    if algorithm := (config.get("algorithm") or {}).get("path"):
+        yield "Algorithm", str(algorithm)
+    if "stack" in config:
+        lora = config["stack"].get("lora")
+        yield "Trained", "all weights" if lora is None else f"LoRA of rank {lora.get('rank')}"
+    if devices := config.get("num_devices"):
+        kind = config.get("device", "auto")
+        yield "Devices", f"{devices}" + (f", {kind}" if kind != "auto" else "")
+    if "seed" in config:
+        yield "Seed", str(config["seed"])
+    of_total = f" of {outcome.total:,}" if outcome.total is not None else ""
+    yield "Rollouts", f"{outcome.done:,}{of_total}"
+    if outcome.wall_seconds is not None:
+        yield "Wall time", numbers.duration(outcome.wall_seconds)
+    last = run.files.rows[-1].metrics if run.files.rows else {}
+    if "progress/images" in last:
+        yield "Images", numbers.count(last["progress/images"])
+    if "progress/denoiser_evaluations" in last:
+        yield "Denoiser evaluations", numbers.count(last["progress/denoiser_evaluations"])
+
+
+def _result(run: ShownRun) -> Result | None:
+    rows = [row for row in run.files.of_kind("eval") if REWARD in row.metrics]
+    if not rows:
+        return None
+    first, last = rows[0].metrics[REWARD], rows[-1].metrics[REWARD]
+    widths = [_plus_minus(half) for half in half_widths(run.files, rows, REWARD)]
+    change = _paired_change(run)
+    gain = change.mean if change is not None else last - first
+    return Result(
+        first=numbers.reward(first),
+        first_width=widths[0],
+        last=numbers.reward(last),
+        last_width=widths[-1],
+        change=numbers.change(gain) if len(rows) > 1 else "",
+        change_width=_plus_minus(change.half_width) if change else "",
+        direction=_direction(change),
+        sentence=_sentence(len(rows), gain, change),
+    )
+
+
+def _paired_change(run: ShownRun) -> Interval | None:
+    """Of the same prompts and noise; None where samples were not written down."""
+    if len(run.files.evaluations) < 2:
+        return None
+    before, after = run.files.evaluations
+    return paired_changes(before.samples, after.samples).get("reward")
+
+
+def _is_clear(change: Interval) -> bool:
+    """Whether 0 lies outside the interval; never where there is none."""
+    return abs(change.mean) > change.half_width
+
+
+def _direction(change: Interval | None) -> str:
+    if change is None or not _is_clear(change):
+        return "same"
+    return "better" if change.mean > 0 else "worse"
+
+
+def _sentence(num_evaluations: int, gain: float, change: Interval | None) -> str:
+    if num_evaluations == 1:
+        return "Evaluated once, so there is no change to speak of yet."
+    if not math.isfinite(gain):
+        return "The reward is not a number."
+    if change is None:
+        return "Samples were not written down, so how sure this is cannot be said."
+    over = f"over the same {numbers.plural(change.num_prompts, 'prompt')} and noise"
+    if math.isnan(change.half_width):
+        return f"Measured {over}."
+    if not _is_clear(change):
+        return f"Within what chance would do {over} ({numbers.PER_CENT_95})."
+    direction = "Higher" if gain > 0 else "Lower"
+    return f"{direction} by more than chance would do {over} ({numbers.PER_CENT_95})."
+
+
+def _plus_minus(half: float) -> str:
+    return "" if math.isnan(half) else f"± {numbers.reward(half)}"
+
+
+def _training(run: ShownRun) -> str:
+    means = [
+        row.metrics["rollout/reward_mean"]
+        for row in run.files.of_kind("rollout")
+        if math.isfinite(row.metrics.get("rollout/reward_mean", math.nan))
+    ]
+    tail = means[-max(1, len(means) // 10) :]
+    return numbers.reward(math.fsum(tail) / len(tail)) if tail else ""
+
+
+def _when(run: ShownRun) -> str:
+    began, ended = run.outcome.began, run.outcome.ended
+    if began is None or ended is None:
+        return ""
+    if began.date() == ended.date():
+        return f"{began:%d %B %Y, %H:%M} to {ended:%H:%M}"
+    return f"{began:%d %B %Y, %H:%M} to {ended:%d %B %Y, %H:%M}"
