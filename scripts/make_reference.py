@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import unirl.config.schema as schema
-from unirl.tracking.metrics import METRICS
+from unirl.tracking.metrics import AXES, METRICS, PANELS
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
@@ -34,8 +34,8 @@ line as `key=value`, nested keys with dots: `stack.lora.rank=8`.
 METRICS_HEAD = """\
 # Metrics reference
 
-Every metric a run can log, in `metrics.jsonl` and in wandb. `<...>` stands for the name of a
-scorer, judge, role or phase. Log-probs and KLs are means over latent elements.
+Every metric a run can log, in `metrics.jsonl` and in every tracker. `<...>` stands for the name of
+a scorer, judge, role or phase. Log-probs and KLs are means over latent elements.
 """
 
 NOTICE = "\nThis page is written by `scripts/make_reference.py`; change the code, not the page.\n"
@@ -80,6 +80,10 @@ def metrics_page() -> str:
     for group, names in groupby(METRICS, key=lambda name: name.partition("/")[0]):
         rows = [(f"`{name}`", METRICS[name].unit, METRICS[name].meaning) for name in names]
         sections += [f"## `{group}/`\n", _table(("metric", "unit", "meaning"), rows)]
+    axes = [(f"`{name}`", axis.unit, axis.meaning) for name, axis in AXES.items()]
+    sections += ["## Axes of wandb and trackio\n", _table(("axis", "unit", "meaning"), axes)]
+    panels = [(f"`{name}`", meaning) for name, meaning in PANELS.items()]
+    sections += ["## Pictures\n", _table(("panel", "meaning"), panels)]
     return "\n".join(sections)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unirl.cli.main import main
+from unirl.tracking.metrics import describe
 
 SMALL = (
     "num_threads=1",
@@ -115,7 +117,17 @@ def command(name: str, directory: Path, recipe: str, *overrides: str) -> Run:
     output, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         exit_code = main([name, recipe, *_place(directory), *overrides])
-    return Run(exit_code, directory, output.getvalue(), errors.getvalue())
+    run = Run(exit_code, directory, output.getvalue(), errors.getvalue())
+    for row in run.rows():
+        for metric in row.keys() - {"kind", "rollout", "optimizer_step"}:
+            assert _meaning(metric)
+    return run
+
+
+@functools.cache
+def _meaning(metric: str) -> str:
+    """Every metric of every run is in the catalogue."""
+    return describe(metric).meaning
 
 
 def start(directory: Path, *overrides: str, recipe: str = "quickstart") -> subprocess.Popen[str]:

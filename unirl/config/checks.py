@@ -55,6 +55,7 @@ from unirl.config.role_checks import (
     trainside_separate,
 )
 from unirl.config.schema import RunConfig, ScorerConfig
+from unirl.config.tracking_checks import tracker_packages
 from unirl.config.video_checks import frames, guidance_of_experts, recorded_videos
 from unirl.core.errors import ConfigError
 
@@ -409,6 +410,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     scorer_packages: ("reward.scorers", "eval_rewards", "eval_suites"),
     scorer_names: (),
     evaluation_suites: ("eval_suites", "eval_interval"),
+    tracker_packages: (),
     trained_scorers: ("reward.scorers",),
     reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
     ignored_options: ("algorithm",),

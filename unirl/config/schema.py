@@ -421,14 +421,18 @@ class LoggingConfig(Block):
 
     report_to_wandb: bool = False
     """Log to Weights & Biases as well."""
+    report_to_tensorboard: bool = False
+    """Write event files to <run>/tensorboard as well; needs the extra `tensorboard`."""
+    report_to_trackio: bool = False
+    """Log to trackio as well, on this machine; needs the extra `trackio`."""
     project_name: str = "unirl"
-    """wandb project."""
+    """Project in wandb and trackio."""
     entity: str | None = None
     """wandb team or user; null takes your default."""
     tags: list[str] = []
     """wandb tags."""
     media_max_items: PositiveCount = 16
-    """Images in a grid."""
+    """Images of an evaluation: the first prompts' first samples."""
     media_scale: PositiveCount = 1
     """Nearest-neighbour enlargement of images in grids."""
 

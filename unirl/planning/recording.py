@@ -38,6 +38,7 @@ from unirl.core.types import (
 from unirl.models.base import DiffusionModel
 from unirl.rollout.engine import SyncedEngine
 from unirl.rollout.replica import replica_components
+from unirl.tracking.tracker import Panel
 from unirl.train.backend import TrainBackend
 from unirl.train.components import train_components
 from unirl.trainer.archive import EvaluatedSuite
@@ -287,5 +288,5 @@ class RecordingCheckpoints:
 class NoArchive:
     """Keeps no evaluations."""
 
-    def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Path]:
+    def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Panel]:
         return []

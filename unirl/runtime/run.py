@@ -41,17 +41,15 @@ from unirl.runtime.doctor import examined_first
 from unirl.runtime.interrupt import INTERRUPTED, GracefulStop
 from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_problem
 from unirl.runtime.run_directory import RunDirectory
-from unirl.tracking.background import BackgroundSink
-from unirl.tracking.console import ConsoleSink, setup_logging, setup_rank_logging, summary
+from unirl.runtime.trackers import build_sinks
+from unirl.tracking.console import setup_logging, setup_rank_logging, summary
 from unirl.tracking.intervals import Interval, changes_between
-from unirl.tracking.jsonl import JsonlSink, read_rows
+from unirl.tracking.jsonl import read_rows
 from unirl.tracking.plots import save_costs, save_curves
 from unirl.tracking.tracker import Sink, Tracker
-from unirl.tracking.wandb_sink import WandbSink
 from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints, flatten
 from unirl.trainer.diffusion import TrainResult
-from unirl.trainer.requests import evaluation_params
 
 logger = logging.getLogger("unirl.runtime")
 
@@ -157,11 +155,15 @@ def _train(
     resources.callback(transitions.close)
     sinks: list[Sink] = []
     if ranks.is_main:
-        sinks = [JsonlSink(directory.metrics_file), _console_sink(config, console, start)]
-        if config.logging.report_to_wandb:
-            wandb_sink = _wandb_sink(config, directory, saved_run_id)
-            checkpoints.wandb_run_id = wandb_sink.run_id
-            sinks.append(BackgroundSink("wandb", wandb_sink))
+        sinks = build_sinks(
+            config,
+            directory,
+            console,
+            checkpoints,
+            saved_run_id,
+            start,
+            roles.stack.weight_version,
+        )
     tracker = resources.enter_context(Tracker(sinks))
     trainer = build_trainer(
         config,
@@ -200,29 +202,6 @@ def _announce(config: RunConfig, roles: Roles, directory: RunDirectory) -> None:
     )
     for name, packages in missing_judges(config.eval_rewards).items():
         logger.info("eval_rewards.%s is left out: install %s", name, ", ".join(packages))
-
-
-def _console_sink(config: RunConfig, console: Console, start: int) -> ConsoleSink:
-    return ConsoleSink(
-        console,
-        config.num_rollouts,
-        start,
-        evaluation_params(config),
-        config.eval_samples_per_prompt,
-    )
-
-
-def _wandb_sink(config: RunConfig, directory: RunDirectory, run_id: str | None) -> WandbSink:
-    logging_config = config.logging
-    return WandbSink(
-        logging_config.project_name,
-        logging_config.entity,
-        config.run_name,
-        logging_config.tags,
-        directory.path,
-        config.model_dump(mode="json"),
-        run_id,
-    )
 
 
 def _hint(directory: RunDirectory, result: TrainResult) -> str:

@@ -11,16 +11,15 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
 
-from unirl.tracking.tracker import Row, Sink
+from unirl.tracking.tracker import Panel, Row, Sink
 
 _log = logging.getLogger("unirl.tracking")
 
 CAPACITY = 1000
-"""Rows and images that may wait for a sink."""
+"""Rows and panels that may wait for a sink."""
 PATIENCE_SECONDS = 30.0
 """How long the end of a run waits for each sink to send what it has."""
 
@@ -51,8 +50,8 @@ class BackgroundSink(Sink):
     def log(self, row: Row) -> None:
         self._put(lambda: self._sink.log(row))
 
-    def image(self, name: str, path: Path, rollout: int) -> None:
-        self._put(lambda: self._sink.image(name, path, rollout))
+    def show(self, panel: Panel) -> None:
+        self._put(lambda: self._sink.show(panel))
 
     def close(self) -> None:
         """Wait until everything is sent, but not longer than the patience."""
@@ -68,7 +67,7 @@ class BackgroundSink(Sink):
             )
         if self._num_dropped:
             _log.warning(
-                "%s was too slow: %d rows and images were not sent to it; metrics.jsonl has "
+                "%s was too slow: %d rows and panels were not sent to it; metrics.jsonl has "
                 "every row",
                 self._name,
                 self._num_dropped,

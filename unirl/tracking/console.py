@@ -23,7 +23,7 @@ from rich.text import Text
 from unirl.core.types import SamplingParams
 from unirl.tracking.files import output_errors
 from unirl.tracking.intervals import Interval
-from unirl.tracking.tracker import Row, Sink
+from unirl.tracking.tracker import Panel, Row, Sink
 
 _log = logging.getLogger("unirl")
 # The bar shows these lines' content, so a terminal leaves them out.
@@ -74,7 +74,7 @@ class ConsoleSink(Sink):
         numbers = _fields(row.metrics, _BAR_FIELDS)
         self._progress.update(self._task, completed=row.rollout + 1, numbers=numbers)
 
-    def image(self, name: str, path: Path, rollout: int) -> None:
+    def show(self, panel: Panel) -> None:
         """Pictures do not fit into a console."""
 
     def close(self) -> None:

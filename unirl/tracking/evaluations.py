@@ -55,7 +55,7 @@ def write_evaluation(
         UnirlError: the disk refused.
     """
     for prompt, image in enumerate(images):
-        with replacing(run_dir / _image_name(suite, step, prompt)) as temporary:
+        with replacing(image_file(run_dir, suite, step, prompt)) as temporary:
             Image.fromarray(image).save(temporary)
     path = evaluation_file(run_dir, suite, step)
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
@@ -70,6 +70,10 @@ def evaluation_file(run_dir: Path, suite: str, step: int) -> Path:
     return run_dir / "evaluations" / f"{suite}-{step:06d}.jsonl"
 
 
+def image_file(run_dir: Path, suite: str, step: int, prompt: int) -> Path:
+    return run_dir / _image_name(suite, step, prompt)
+
+
 def read_evaluation(path: Path) -> list[EvaluatedSample]:
     """The samples of one file, in its order: by prompt, then by sample."""
     with path.open(encoding="utf-8") as file:
@@ -80,7 +84,7 @@ def read_images(run_dir: Path, suite: str, step: int, count: int) -> NDArray[np.
     """[P', H, W, 3] of the first prompts of an evaluation, at most `count`."""
     images = []
     for prompt in range(count):
-        path = run_dir / _image_name(suite, step, prompt)
+        path = image_file(run_dir, suite, step, prompt)
         if not path.exists():
             break
         with Image.open(path) as image:

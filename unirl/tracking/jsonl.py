@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unirl.tracking.files import output_errors, replacing
-from unirl.tracking.tracker import Row, Sink
+from unirl.tracking.tracker import Panel, Row, Sink
 
 
 class JsonlSink(Sink):
@@ -38,8 +38,8 @@ class JsonlSink(Sink):
             self._file.write(json.dumps(fields) + "\n")
             self._file.flush()
 
-    def image(self, name: str, path: Path, rollout: int) -> None:
-        """Images lie in the run directory already."""
+    def show(self, panel: Panel) -> None:
+        """Pictures lie in the run directory already."""
 
     def close(self) -> None:
         with output_errors(self._path):

@@ -161,19 +161,48 @@ METRICS: Mapping[str, Metric] = {
     "residency/seconds": Metric("s", "time spent moving"),
 }
 
+AXES: Mapping[str, Metric] = {
+    "rollout/step": Metric("rollouts", "done so far; windows are drawn over it"),
+    "train/step": Metric("steps", "optimizer steps done so far; `train/*` is drawn over it"),
+    "eval/step": Metric("rollouts", "done before the evaluation"),
+}
+"""What wandb and trackio get beside each row, to draw it over."""
+
+PANELS: Mapping[str, str] = {
+    "eval/samples": "first sample of each of the first prompts, with its reward",
+    "eval/<suite>/samples": "the same of a suite of its own prompts",
+    "eval/grid": "the same as one sheet",
+    "eval/before_after": "the first evaluation beside this one",
+}
+"""Pictures of each evaluation: the same prompts and noise each time."""
+
 
 def describe(name: str) -> Metric:
-    """Unit and meaning of a logged metric.
+    """Unit and meaning of a logged metric or axis.
 
     Raises:
         LookupError: the name is not in the catalogue.
     """
     if name in METRICS:
         return METRICS[name]
+    if name in AXES:
+        return AXES[name]
     for pattern, metric in METRICS.items():
         if "<" in pattern and re.fullmatch(_regex(pattern), name):
             return metric
     raise LookupError(f"metric '{name}' is not in the catalogue; add it to unirl.tracking.metrics")
+
+
+def describe_panel(name: str) -> str:
+    """What a panel shows.
+
+    Raises:
+        LookupError: the name is not in the catalogue.
+    """
+    for pattern, meaning in PANELS.items():
+        if re.fullmatch(_regex(pattern), name):
+            return meaning
+    raise LookupError(f"panel '{name}' is not in the catalogue; add it to unirl.tracking.metrics")
 
 
 def _regex(pattern: str) -> str:

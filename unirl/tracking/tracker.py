@@ -1,4 +1,4 @@
-"""Sends what a run measures to its sinks: console, files, wandb.
+"""Sends what a run measures to its sinks: console, files, trackers such as wandb.
 
 The trainer makes a `Row` of metrics per optimizer window and per evaluation; a `Tracker` hands it
 to every `Sink`. A tracker without sinks is a valid, silent one.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,16 +32,60 @@ class Row:
     metrics: Mapping[str, float]
     """Names are listed in `tracking.metrics`."""
 
+    @property
+    def rollouts_done(self) -> int:
+        """By the end of it: one axis for windows and evaluations."""
+        return self.rollout + 1 if self.kind == "rollout" else self.rollout
+
+    def axes(self) -> dict[str, float]:
+        """The x-values of its families, for trackers that draw one metric over another."""
+        done = float(self.rollouts_done)
+        if self.kind == "eval":
+            return {"eval/step": done}
+        return {"rollout/step": done, "train/step": float(self.optimizer_step)}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image file that was just written."""
+
+    path: Path
+    text: str = ""
+    """What it was asked for."""
+    reward: float | None = None
+
+    @property
+    def caption(self) -> str:
+        """`0.512 a red cat`."""
+        return self.text if self.reward is None else f"{self.reward:.3f} {self.text}"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Pictures that belong together: the same prompts and noise at each evaluation."""
+
+    name: str
+    """Listed in `tracking.metrics`."""
+    rollouts_done: int
+    pictures: tuple[Picture, ...]
+
+    def tagged(self) -> Iterator[tuple[str, Picture]]:
+        """Each under a name of its own: "eval/grid", or "eval/samples/0003" of several."""
+        if len(self.pictures) == 1:
+            yield self.name, self.pictures[0]
+            return
+        for number, picture in enumerate(self.pictures):
+            yield f"{self.name}/{number:04d}", picture
+
 
 class Sink(ABC):
-    """One place that rows and images go to."""
+    """One place that rows and pictures go to."""
 
     @abstractmethod
     def log(self, row: Row) -> None: ...
 
     @abstractmethod
-    def image(self, name: str, path: Path, rollout: int) -> None:
-        """An image file that was just written; `name` is like a metric's, "eval/samples"."""
+    def show(self, panel: Panel) -> None: ...
 
     @abstractmethod
     def close(self) -> None:
@@ -62,9 +106,9 @@ class Tracker:
         for sink in self._sinks:
             sink.log(row)
 
-    def image(self, name: str, path: Path, rollout: int) -> None:
+    def show(self, panel: Panel) -> None:
         for sink in self._sinks:
-            sink.image(name, path, rollout)
+            sink.show(panel)
 
     def close(self) -> None:
         """Close every sink, then raise the first failure."""

@@ -1,4 +1,4 @@
-"""Rows and images to Weights & Biases, on by `logging.report_to_wandb`. wandb is imported on use.
+"""Rows and pictures to Weights & Biases, on by `logging.report_to_wandb`. wandb is imported on use.
 
 Each family of metrics has its own x-axis, so that train curves count optimizer steps and the others
 count rollouts.
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.errors import UnirlError
-from unirl.tracking.tracker import Row, Sink
+from unirl.tracking.tracker import Panel, Row, Sink
 
 _AXES = {
     "train": "train/step",
     "rollout": "rollout/step",
     "perf": "rollout/step",
+    "memory": "rollout/step",
     "residency": "rollout/step",
     "eval": "eval/step",
 }
@@ -72,13 +73,11 @@ class WandbSink(Sink):
         return self._run.id
 
     def log(self, row: Row) -> None:
-        steps = {"eval": {"eval/step": row.rollout}}
-        steps["rollout"] = {"rollout/step": row.rollout, "train/step": row.optimizer_step}
-        self._run.log({**row.metrics, **steps[row.kind]})
+        self._run.log({**row.metrics, **row.axes()})
 
-    def image(self, name: str, path: Path, rollout: int) -> None:
-        axis = _AXES[name.split("/")[0]]
-        self._run.log({name: self._wandb.Image(str(path)), axis: rollout})
+    def show(self, panel: Panel) -> None:
+        images = [self._wandb.Image(str(p.path), caption=p.caption) for p in panel.pictures]
+        self._run.log({panel.name: images, "eval/step": float(panel.rollouts_done)})
 
     def close(self) -> None:
         self._run.finish()

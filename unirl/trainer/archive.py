@@ -16,10 +16,13 @@ from unirl.core.types import MAIN_SUITE
 from unirl.tracking.evaluations import (
     EvaluatedSample,
     evaluation_steps,
+    image_file,
     read_images,
     write_evaluation,
 )
+from unirl.tracking.intervals import metric_prefix
 from unirl.tracking.media import save_before_after, save_grid
+from unirl.tracking.tracker import Panel, Picture
 
 
 @dataclass(frozen=True)
@@ -41,35 +44,49 @@ class EvaluationArchive:
         self._num_images = config.logging.media_max_items
         self._scale = config.logging.media_scale
 
-    def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Path]:
-        """Write an evaluation after `step` rollouts; returns its picture sheets.
+    def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Panel]:
+        """Write an evaluation after `step` rollouts; returns its pictures.
 
         before_after.png is written from the second evaluation on. Raises UnirlError when the disk
         refuses: evaluations are part of a run like its metrics.
         """
-        sheets: list[Path] = []
+        panels: list[Panel] = []
         for suite in suites:
             images = suite.shown[: self._num_images].permute(0, 2, 3, 1).numpy()
             write_evaluation(self._run_dir, suite.name, step, suite.samples, images)
+            pictures = self._pictures(suite, step)[: len(images)]
+            panels.append(Panel(f"{metric_prefix(suite.name)}/samples", step, tuple(pictures)))
             if suite.name == MAIN_SUITE:
-                sheets = self._sheets(step, images, _captions(suite))
-        return sheets
+                panels += self._sheets(step, images, pictures)
+        return panels
 
-    def _sheets(self, step: int, images: NDArray[np.uint8], captions: list[str]) -> list[Path]:
+    def _pictures(self, suite: EvaluatedSuite, step: int) -> list[Picture]:
+        """One a prompt."""
+        return [
+            Picture(
+                image_file(self._run_dir, suite.name, step, sample.prompt),
+                sample.text,
+                sample.reward,
+            )
+            for sample in suite.samples
+            if sample.sample == 0
+        ]
+
+    def _sheets(
+        self, step: int, images: NDArray[np.uint8], pictures: Sequence[Picture]
+    ) -> list[Panel]:
         folder = self._run_dir / "images"
         grid = folder / f"{MAIN_SUITE}-{step:06d}.png"
         columns = math.isqrt(len(images) - 1) + 1
-        save_grid(images, captions[: len(images)], grid, self._scale, columns)
+        captions = [picture.caption for picture in pictures]
+        save_grid(images, captions, grid, self._scale, columns)
+        panels = [Panel("eval/grid", step, (Picture(grid),))]
         first_step = evaluation_steps(self._run_dir)[0]
         if first_step == step:
-            return [grid]
+            return panels
         pair = folder / "before_after.png"
         first = read_images(self._run_dir, MAIN_SUITE, first_step, len(images))
         count = len(first)  # a resumed run may show another number
-        save_before_after(first, images[:count], captions[:count], pair, self._scale)
-        return [grid, pair]
-
-
-def _captions(suite: EvaluatedSuite) -> list[str]:
-    """One a prompt."""
-    return [sample.text for sample in suite.samples if sample.sample == 0]
+        prompts = [picture.text for picture in pictures[:count]]
+        save_before_after(first, images[:count], prompts, pair, self._scale)
+        return [*panels, Panel("eval/before_after", step, (Picture(pair),))]

@@ -143,8 +143,8 @@ class DiffusionTrainer:
             self._evaluation_dropped = True
             return
         self._log("eval", rollouts_done, evaluation.metrics)
-        for path in evaluation.pictures:
-            self._tracker.image("eval/samples", path, rollouts_done)
+        for panel in evaluation.panels:
+            self._tracker.show(panel)
 
     def _save(self, rollouts_done: int) -> None:
         self._transitions.at(rollouts_done, "save")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from unirl.distributed.sharding import join_samples
 from unirl.residency.policy import Role
 from unirl.tracking.evaluations import EvaluatedSample
 from unirl.tracking.intervals import confidence_interval, metric_prefix, scores_by_prompt
+from unirl.tracking.tracker import Panel
 from unirl.trainer.archive import EvaluatedSuite
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
@@ -26,7 +26,7 @@ class Evaluation:
     """The result of one evaluation."""
 
     metrics: dict[str, float]
-    pictures: list[Path]
+    panels: list[Panel]
 
 
 class Evaluator:
@@ -70,11 +70,11 @@ class Evaluator:
         if len(chunks) < len(asked):
             return None
         evaluated = [_joined(suite.name, chunks) for suite in self._suites]
-        pictures = self._phases.ranks.on_main(lambda: self._archive.save(step, evaluated))
+        panels = self._phases.ranks.on_main(lambda: self._archive.save(step, evaluated))
         metrics: dict[str, float] = {}
         for suite in evaluated:
             metrics |= evaluation_metrics(suite.name, suite.samples)
-        return Evaluation(metrics, pictures)
+        return Evaluation(metrics, panels)
 
     def _starts(self, suite: PromptSuite) -> range:
         """First prompts of its chunks; the last chunk may be smaller."""

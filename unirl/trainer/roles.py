@@ -17,6 +17,7 @@ from unirl.core.types import (
     UpdateStats,
 )
 from unirl.residency.transition import Transition
+from unirl.tracking.tracker import Panel
 from unirl.trainer.archive import EvaluatedSuite
 
 AroundStep = Callable[[], AbstractContextManager[None]]
@@ -64,7 +65,7 @@ class SaveRole(Protocol):
 class ArchiveRole(Protocol):
     """`trainer.archive.EvaluationArchive`."""
 
-    def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Path]: ...
+    def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Panel]: ...
 
 
 class MoveRecord(Protocol):

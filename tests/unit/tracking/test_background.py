@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from unirl.tracking.background import BackgroundSink
-from unirl.tracking.tracker import Row, Sink, Tracker
+from unirl.tracking.tracker import Panel, Row, Sink, Tracker
 
 ROWS = [Row("rollout", number, number + 1, {"train/loss": float(number)}) for number in range(500)]
+PANEL = Panel("eval/samples", 500, ())
 
 
 class Recorder(Sink):
@@ -26,8 +26,8 @@ class Recorder(Sink):
         self.threads.add(threading.get_ident())
         self.seen.append(row)
 
-    def image(self, name: str, path: Path, rollout: int) -> None:
-        self.seen.append((name, rollout))
+    def show(self, panel: Panel) -> None:
+        self.seen.append(panel)
 
     def close(self) -> None:
         self.seen.append("closed")
@@ -65,8 +65,8 @@ def test_everything_arrives_in_order_before_close_returns() -> None:
     with Tracker([BackgroundSink("slow", recorder)]) as tracker:
         for row in ROWS:
             tracker.log(row)
-        tracker.image("eval/samples", Path("grid.png"), 500)
-    assert recorder.seen == [*ROWS, ("eval/samples", 500), "closed"]
+        tracker.show(PANEL)
+    assert recorder.seen == [*ROWS, PANEL, "closed"]
     assert threading.get_ident() not in recorder.threads
 
 
@@ -94,7 +94,7 @@ def test_a_sink_that_hangs_loses_rows_and_is_left_behind(caplog: pytest.LogCaptu
     background.close()
     late, dropped = [record.getMessage() for record in caplog.records]
     assert late.startswith("trackio did not finish within 0.05 s and was left behind")
-    assert dropped.startswith("trackio was too slow: 7 rows and images were not sent")
+    assert dropped.startswith("trackio was too slow: 7 rows and panels were not sent")
     assert sink.seen == []
     sink.released.set()
 

@@ -7,7 +7,7 @@ import pytest
 
 from unirl.core.errors import UnirlError
 from unirl.tracking.media import save_grid
-from unirl.tracking.tracker import Row
+from unirl.tracking.tracker import Panel, Picture, Row
 from unirl.tracking.wandb_sink import WandbSink
 
 
@@ -31,7 +31,7 @@ def test_an_offline_run_is_written_and_continued_under_its_id(tmp_path, monkeypa
     sink.log(Row("rollout", 0, 2, {"rollout/reward_mean": 0.5, "train/loss": 0.1}))
     grid = tmp_path / "grid.png"
     save_grid(np.zeros((1, 4, 4, 3), dtype=np.uint8), ["black"], grid, 1, 1)
-    sink.image("eval/samples", grid, 0)
+    sink.show(Panel("eval/samples", 0, (Picture(grid, "black", 0.25),)))
     run_id = sink.run_id
     sink.close()
 
@@ -43,7 +43,13 @@ def test_an_offline_run_is_written_and_continued_under_its_id(tmp_path, monkeypa
     logs = list((tmp_path / "wandb").glob(f"offline-run-*/run-{run_id}.wandb"))
     assert logs
     content = b"".join(log.read_bytes() for log in logs)
-    for name in (b"rollout/reward_mean", b"train/step", b"eval/step", b"micro_batch_size"):
+    for name in (
+        b"rollout/reward_mean",
+        b"train/step",
+        b"eval/step",
+        b"micro_batch_size",
+        b"0.250 black",
+    ):
         assert name in content
     assert list((tmp_path / "wandb").glob("offline-run-*/files/media/images/eval/*.png"))
 
@@ -71,13 +77,14 @@ def test_each_family_has_its_axis(tmp_path, monkeypatch):
     sink.log(Row("rollout", 5, 12, {"train/loss": 0.1, "perf/train_seconds": 2.0}))
     sink.log(Row("eval", 6, 12, {"eval/reward_mean": 0.4}))
     assert run.logged == [
-        {"train/loss": 0.1, "perf/train_seconds": 2.0, "rollout/step": 5, "train/step": 12},
+        {"train/loss": 0.1, "perf/train_seconds": 2.0, "rollout/step": 6, "train/step": 12},
         {"eval/reward_mean": 0.4, "eval/step": 6},
     ]
     assert {name: axis for name, axis in run.axes.items() if axis} == {
         "train/*": "train/step",
         "rollout/*": "rollout/step",
         "perf/*": "rollout/step",
+        "memory/*": "rollout/step",
         "residency/*": "rollout/step",
         "eval/*": "eval/step",
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unirl.core.errors import UnirlError
 from unirl.tracking.evaluations import EvaluatedSample, evaluation_file, read_evaluation
+from unirl.tracking.metrics import describe_panel
 from unirl.trainer.archive import EvaluatedSuite, EvaluationArchive
 
 TEXTS = ("a red cat", "a blue dog", "a green house")
@@ -53,9 +54,23 @@ def test_images_come_back_bit_by_bit_and_the_lines_say_where_they_are(tmp_path):
 def test_the_first_evaluation_gives_a_grid_and_later_ones_a_comparison_too(tmp_path, width):
     kept = archive(tmp_path)
     first, second = (kept.save(step, [suite(width=width, seed=step)]) for step in (0, 2))
-    assert [path.name for path in first] == ["eval-000000.png"]
-    assert [path.name for path in second] == ["eval-000002.png", "before_after.png"]
-    assert pixels(second[1]).shape[2] > pixels(second[0]).shape[2] / 2
+    assert [panel.name for panel in first] == ["eval/samples", "eval/grid"]
+    *_, grid, pairs = (panel.pictures[0].path for panel in second)
+    assert [grid.name, pairs.name] == ["eval-000002.png", "before_after.png"]
+    assert pixels(pairs).shape[2] > pixels(grid).shape[2] / 2
+
+
+def test_panels_show_the_same_prompts_each_time_with_their_rewards(tmp_path):
+    kept = archive(tmp_path, num_images=2)
+    for step in (0, 2):
+        samples, *_ = kept.save(step, [suite("heldout")])
+        assert (samples.name, samples.rollouts_done) == ("eval/heldout/samples", step)
+        assert [picture.caption for picture in samples.pictures] == [
+            "0.500 a red cat",
+            "0.500 a blue dog",
+        ]
+        assert all(picture.path.is_file() for picture in samples.pictures)
+        assert describe_panel(samples.name)
 
 
 def test_an_evaluation_made_again_gives_the_same_files(tmp_path):
@@ -71,8 +86,8 @@ def test_an_evaluation_made_again_gives_the_same_files(tmp_path):
 
 def test_a_resumed_run_that_shows_fewer_images_compares_those(tmp_path):
     archive(tmp_path).save(0, [suite()])
-    assert len(archive(tmp_path, num_images=2).save(2, [suite()])) == 2
-    assert len(archive(tmp_path, num_images=3).save(4, [suite()])) == 2
+    assert len(archive(tmp_path, num_images=2).save(2, [suite()])) == 3
+    assert len(archive(tmp_path, num_images=3).save(4, [suite()])) == 3
 
 
 def test_a_disk_that_refuses_ends_the_run_naming_the_file(tmp_path):

@@ -37,7 +37,7 @@ from unirl.reward.service import RewardService, WeightedScorer
 from unirl.rollout.replica import ReplicaEngine
 from unirl.rollout.trainside import TrainsideEngine
 from unirl.tracking.metrics import describe
-from unirl.tracking.tracker import Row, Sink, Tracker
+from unirl.tracking.tracker import Panel, Row, Sink, Tracker
 from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.clock import NoMeter, PhaseClock
 from unirl.trainer.diffusion import DiffusionTrainer, TrainResult
@@ -53,17 +53,17 @@ ALL = tuple(Role)
 
 
 class RowList(Sink):
-    """Keeps rows and names of pictures."""
+    """Keeps rows and names of panels."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.pictures: list[str] = []
+        self.panels: list[str] = []
 
     def log(self, row: Row) -> None:
         self.rows.append(row)
 
-    def image(self, name: str, path: Path, rollout: int) -> None:
-        self.pictures.append(path.name)
+    def show(self, panel: Panel) -> None:
+        self.panels.append(panel.name)
 
     def close(self) -> None:
         return
