@@ -19,7 +19,7 @@ import pytest
 
 from unirl.checkpoint.store import CheckpointStore
 from unirl.cli.check import checked, summary
-from unirl.cli.main import main
+from unirl.cli.main import _parse, main
 from unirl.cli.recipes import recipe_folders
 from unirl.tracking.jsonl import read_rows
 
@@ -115,6 +115,9 @@ def test_every_command_shown_composes_and_passes_check(
     for words in commands(page):
         provide_inputs(words, folder)
         if "--compare" in words:
+            continue
+        if words[0] in ("evaluate", "sample"):  # which need a checkpoint
+            assert _parse(words).recipe
             continue
         arguments = words if words[0] == "recipes" else ["check", *without_options(words[1:])]
         if words[0] == "plan":  # which needs no weights

@@ -43,17 +43,21 @@ def compose(recipe: str, overrides: Sequence[str], config_dir: Path | None = Non
 
 
 def compose_and_check(
-    recipe: str, overrides: Sequence[str], config_dir: Path | None = None
+    recipe: str,
+    overrides: Sequence[str],
+    config_dir: Path | None = None,
+    not_used: Sequence[str] = (),
 ) -> tuple[RunConfig, list[Problem]]:
     """The configuration, defaults in place of wrong keys, and all problems.
 
+    `not_used`: keys that the caller does not read; checks that read them are left out.
     Raises ConfigError where nothing can be composed: no such recipe or group, unreadable YAML.
     """
     values, problems = _values(recipe, overrides, config_dir)
     validated = validate(values)
     problems.extend(validated.problems)
     bad_keys = [problem.key for problem in problems]
-    return validated.config, [*problems, *checks.problems(validated.config, bad_keys)]
+    return validated.config, [*problems, *checks.problems(validated.config, [*bad_keys, *not_used])]
 
 
 def _values(

@@ -1,10 +1,9 @@
-"""The command `unirl`: `train`, `plan`, `check`, `doctor`, `export`, `report` and
-`recipes`.
+"""The command `unirl` with its subcommands, from `train` to `recipes`.
 
 Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
 codes: 0 done, 1 the run failed or the doctor found something, 2 wrong usage or a plan that does not
-fit, 3 wrong configuration, 130 interrupted. Torch is imported only for a run, a plan and the
-doctor, so the other commands answer at once.
+fit, 3 wrong configuration, 130 interrupted. Torch is imported only where a
+model is looked at, so the other commands answer at once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from unirl import __version__
-from unirl.cli import doctor, export, plan, report
+from unirl.cli import doctor, evaluate, export, plan, report, sample
 from unirl.cli.check import checked, checked_but_for_files, summary
 from unirl.cli.recipes import describe_components, describe_recipes, recipe_folders
 from unirl.config.schema import RunConfig
@@ -38,6 +37,8 @@ examples:
   unirl plan diffusion/sd3/sd3_replica_lora --gpu h100-80g       memory and moves, before it runs
   unirl doctor quickstart                       is the ratio 1, and is all else as it must be?
   unirl train quickstart --cfg                  print all keys with their values
+  unirl evaluate runs/quickstart --base         held-out scores with intervals, before and after
+  unirl sample runs/quickstart --prompt 'the number "7" in red on white' --output out
   unirl export runs/quickstart out              the newest checkpoint, for other programs
   unirl report runs/quickstart                  curves, images, health: one page to send
   unirl train --config-dir mine --config-name my_overlay
@@ -61,6 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "doctor":
                 _let_waiting_threads_sleep()
                 return doctor.run(args)
+            case "evaluate":
+                _let_waiting_threads_sleep()
+                return evaluate.run(args)
+            case "sample":
+                _let_waiting_threads_sleep()
+                return sample.run(args)
             case "export":
                 return export.run(args)
             case "report":
@@ -206,6 +213,18 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     doctor.add_options(examined)
+    evaluated = commands.add_parser(
+        "evaluate", help="score a checkpoint on held-out prompts", allow_abbrev=False
+    )
+    evaluate.add_options(evaluated)
+    sampled = commands.add_parser(
+        "sample", help="images of a checkpoint for your prompts", allow_abbrev=False
+    )
+    sample.add_options(sampled)
+    for command in (evaluated, sampled):
+        command.add_argument("words", nargs="*", metavar="CHECKPOINT | RUN | RECIPE | KEY=VALUE")
+        command.set_defaults(cfg=False, config_name=None)
+        _add_config_dir(command)
     for command in (train, check, planned, examined):
         command.add_argument("words", nargs="*", metavar="RECIPE | KEY=VALUE")
         command.add_argument("--config-name", metavar="RECIPE", help="the same as RECIPE")

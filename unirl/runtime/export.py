@@ -62,8 +62,7 @@ def export_checkpoint(
     Raises CheckpointError for an unreadable checkpoint and ModelError for a model that has no such
     format.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise CheckpointError(f"{output} exists and is not empty. Name another folder.")
+    require_empty(output)
     folder = find_checkpoint(checkpoint, key=None)
     config = _config_of(folder, model_path)
     kind = kind or (MODEL if config.stack.lora is None else ADAPTER)
@@ -81,6 +80,12 @@ def export_checkpoint(
     path = model.write_model(output)
     difference = _difference(probe, _probe(_at(config, path), None))
     return Export(folder, kind, path, *_written(output), difference)
+
+
+def require_empty(folder: Path) -> None:
+    """Raise CheckpointError unless `folder` is new or has nothing in it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} exists and is not empty. Name another folder.")
 
 
 def load_trained(model: DiffusionModel, tensors: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,161 @@
+"""`unirl evaluate` and `unirl sample`: outside its run a checkpoint gives the run's own numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from runs import REPLICA, Run, contents, read_json_lines, train, write_prompts
+
+from unirl.cli.main import main
+from unirl.tracking.evaluations import evaluation_file, read_evaluation
+
+NFT = (
+    *("sampling.eta=0", "algorithm=diffusion_nft", "algorithm.old_decay_rate=0.2"),
+    "stack.optimizer.learning_rate=1e-2",
+)
+EVALUATED = ("eval_interval=2", "save_interval=2", "eval_chunk_prompts=3")
+FEW = "{data:'pkg:numbers/heldout.jsonl',num_prompts:2,scorers:{c:{path:color}}}"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = train(tmp_path_factory.mktemp("runs") / "run", *EVALUATED, f"+eval_suites.few={FEW}")
+    assert run.exit_code == 0, run.errors
+    return run
+
+
+def unirl(*words: object) -> tuple[int, str, str]:
+    """Exit code, output and errors."""
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        code = main([str(word) for word in words])
+    return code, output.getvalue(), errors.getvalue()
+
+
+def evaluations(folder: Path) -> dict[str, bytes]:
+    return contents(folder / "evaluations") | contents(folder / "images")
+
+
+def test_a_run_evaluated_again_gives_its_records_images_and_numbers(
+    run: Run, tmp_path: Path
+) -> None:
+    code, output, errors = unirl("evaluate", run.directory, "--base", "--output", tmp_path / "out")
+    assert code == 0, errors
+    assert len(evaluations(run.directory)) == 2 * (2 + 4 + 2 + 1) + 1
+    assert evaluations(tmp_path / "out") == evaluations(run.directory)
+    for again, logged in zip(
+        read_json_lines(tmp_path / "out" / "metrics.jsonl"), run.rows("eval"), strict=True
+    ):
+        names = {name for name in logged if name.startswith("eval/")}
+        assert {name: again[name] for name in names} == {name: logged[name] for name in names}
+    *_, last = run.rows("eval")
+    line = next(line for line in output.splitlines() if line.startswith("eval/reward_mean"))
+    assert f"{last['eval/reward_mean']:.4f} ± {last['eval/reward_ci95']:.4f}" in line
+
+
+@pytest.mark.parametrize("recipe", [REPLICA, "quickstart"], ids=["replica", "trainside"])
+def test_the_weights_that_rollouts_sample_with_are_those_evaluated(
+    tmp_path: Path, recipe: str
+) -> None:
+    """DiffusionNFT's are a running average, `old`."""
+    run = train(tmp_path / "run", *EVALUATED, *NFT, recipe=recipe)
+    assert run.exit_code == 0, run.errors
+    code, _, errors = unirl("evaluate", run.directory, "--output", tmp_path / "out")
+    assert code == 0, errors
+    again, logged = (
+        evaluation_file(folder, "eval", 2) for folder in (tmp_path / "out", run.directory)
+    )
+    assert again.read_bytes() == logged.read_bytes()
+
+
+def test_other_prompts_and_scorers_take_the_place_of_the_runs(run: Run, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "it's.jsonl", ["12", "345", "6"])
+    words = (
+        "--prompts",
+        prompts,
+        "--scorer",
+        "jpeg_size",
+        "--scorer",
+        "failing_scorers:Brightness",
+    )
+    code, output, errors = unirl(
+        "evaluate",
+        run.checkpoint(2),
+        *words,
+        "eval_samples_per_prompt=2",
+        "--output",
+        tmp_path / "out",
+    )
+    assert code == 0, errors
+    samples = read_evaluation(evaluation_file(tmp_path / "out", "eval", 2))
+    assert [(s.prompt, s.sample) for s in samples] == [(p, g) for p in range(3) for g in range(2)]
+    assert all(s.scores.keys() == {"jpeg_size", "Brightness"} for s in samples)
+    assert all(s.judges == {} for s in samples)
+    assert "eval/few/" not in output
+
+
+def test_a_recipe_stands_for_the_model_it_begins_with(run: Run, tmp_path: Path) -> None:
+    settings = run.directory / "config.yaml"
+    code, _, errors = unirl("evaluate", settings, "--output", tmp_path / "out")
+    assert code == 0, errors
+    first = {name: data for name, data in evaluations(run.directory).items() if "000000" in name}
+    assert evaluations(tmp_path / "out") == first
+
+
+def test_a_sample_is_the_image_that_the_run_evaluated(run: Run, tmp_path: Path) -> None:
+    samples = read_evaluation(evaluation_file(run.directory, "eval", 2))
+    text = samples[0].text
+    words = ("--prompt", text, "--num", 2, "--base", "--output", tmp_path / "out")
+    code, output, errors = unirl("sample", run.directory, *words)
+    assert code == 0, errors
+    for name, step in (("00-00.png", 2), ("base-00-00.png", 0)):
+        image = run.directory / f"images/eval-{step:06d}/0000.png"
+        assert (tmp_path / "out" / name).read_bytes() == image.read_bytes()
+    listed = read_json_lines(tmp_path / "out" / "samples.jsonl")
+    assert [(line["file"], line["sample"]) for line in listed] == [
+        ("base-00-00.png", 0),
+        ("base-00-01.png", 1),
+        ("00-00.png", 0),
+        ("00-01.png", 1),
+    ]
+    assert all(line["prompt"] == text for line in listed)
+    assert (tmp_path / "out" / "before_after.png").exists()
+    assert str(tmp_path / "out" / "00-01.png") in output
+
+
+def test_seed_steps_and_guidance_are_what_was_asked(run: Run, tmp_path: Path) -> None:
+    text = read_evaluation(evaluation_file(run.directory, "eval", 2))[0].text
+    images = set()
+    for number, words in enumerate([(), ("--seed", 5), ("--steps", 7), ("--guidance", 3)]):
+        folder = tmp_path / str(number)
+        code, _, errors = unirl(
+            "sample", run.directory, "--prompt", text, *words, "--output", folder
+        )
+        assert code == 0, errors
+        with Image.open(folder / "00-00.png") as image:
+            images.add(image.tobytes())
+    assert len(images) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("evaluate", "RUN", "--scorer", "nothing"), 3, "reward.scorers.nothing.path"),
+        (("evaluate", "RUN", "--output", "RUN"), 1, "is not empty"),
+        (("evaluate", "RUN", "--prompts", "/no/file.txt"), 1, "no such file"),
+        (("evaluate", "RUN", "eval_num_prompt=3"), 3, "eval_num_prompts"),
+        (("sample", "RUN", "--prompt", "elephants", "--output", "NEW"), 1, "Unknown word"),
+        (("sample", "RUN", "--prompt", "red", "--output", "NEW", "--shadow", "old"), 1, "shadow"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    run: Run, tmp_path: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    places = {"RUN": str(run.directory), "NEW": str(tmp_path / "new")}
+    found, _, errors = unirl(*(places.get(word, word) for word in words))
+    assert found == code, errors
+    assert said in errors

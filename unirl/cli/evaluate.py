@@ -1,0 +1,96 @@
+"""`unirl evaluate`: a checkpoint's held-out scores with intervals, on its own prompts or others.
+
+Exit codes: 0 evaluated, 1 the checkpoint, the model or a scorer failed, 3 wrong configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unirl.cli import subject
+
+if TYPE_CHECKING:
+    from unirl.runtime.evaluate import Assessment
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of `unirl evaluate`."""
+    command.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="evaluate on all prompts of this file instead of the run's suites",
+    )
+    command.add_argument(
+        "--scorer",
+        dest="scorers",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="score with this instead of the run's scorers and judges: a built-in name or "
+        "package.module:Class; may be repeated",
+    )
+    command.add_argument(
+        "--output", type=Path, help="empty or new folder for samples' scores, images and metrics"
+    )
+    subject.add_options(command)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and print a table."""
+    config, checkpoint = subject.read_subject(args, _changes(args))
+    from unirl.runtime.evaluate import assess  # imports torch
+
+    with tempfile.TemporaryDirectory() as nowhere:
+        folder = args.output or Path(nowhere)
+        found = assess(config, checkpoint, folder, shadow=args.shadow, with_base=args.base)
+    print(f"{checkpoint or args.recipe}: means ± half their 95 % interval over prompts")
+    print("\n".join(table(found)))
+    if args.output is not None:
+        print(f"Everything is in {args.output}: metrics.jsonl, evaluations, images.")
+    return 0
+
+
+def table(found: Assessment) -> list[str]:
+    """A line per metric; with the untrained model, its mean and the paired change too."""
+    names = [name for name in found.metrics if name.endswith("_mean")]
+    width = max(len(name) for name in names)
+    lines = []
+    if found.changes:
+        lines.append(f"{'':<{width}}     base  ->    trained            change, prompt by prompt")
+    for name in names:
+        own = _with_interval(found.metrics[name], found.metrics.get(_interval_name(name)))
+        if name in found.changes:
+            change = found.changes[name]
+            own = f"{found.base[name]:7.4f}  ->  {own}   {change.mean:+.4f}"
+            own += "" if change.num_prompts < 2 else f" ± {change.half_width:.4f}"
+        lines.append(f"{name:<{width}}  {own}")
+    return lines
+
+
+def _interval_name(name: str) -> str:
+    return f"{name.removesuffix('_mean')}_ci95"
+
+
+def _with_interval(mean: float, half_width: float | None) -> str:
+    return f"{mean:7.4f}" + ("" if half_width is None else f" ± {half_width:.4f}")
+
+
+def _changes(args: argparse.Namespace) -> list[str]:
+    """Overrides; a block is set to null first, as another value would be merged into it."""
+    changes: list[str] = []
+    if args.prompts is not None:
+        changes += ["eval_suites=null", "eval_suites={}", "eval_num_prompts=null"]
+        changes += [f"data.eval={subject.quoted(args.prompts)}"]
+    if args.scorers:
+        scorers = ",".join(_scorer(path) for path in args.scorers)
+        changes += ["reward=null", f"reward={{scorers:{{{scorers}}}}}"]
+        changes += ["eval_rewards=null", "eval_rewards={}"]
+    return changes
+
+
+def _scorer(path: str) -> str:
+    name = path.rpartition(":")[2].rpartition(".")[2]
+    return f"{name}:{{path:{subject.quoted(path)}}}"

@@ -1,0 +1,74 @@
+"""`unirl sample`: images of a checkpoint for prompts of your own.
+
+Exit codes: 0 written, 1 the checkpoint or the model failed, 3 wrong configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from unirl.cli import subject
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of `unirl sample`."""
+    command.add_argument(
+        "--prompt", dest="prompts", action="append", required=True, help="may be repeated"
+    )
+    command.add_argument("--output", type=Path, required=True, help="empty or new folder")
+    command.add_argument("--num", type=_positive, default=1, help="images of each prompt")
+    command.add_argument(
+        "--seed", type=int, help="default: the run's, so the same images each time"
+    )
+    command.add_argument("--steps", type=_positive, help="denoising steps; default: as evaluated")
+    command.add_argument("--guidance", type=float, help="default: as evaluated")
+    command.add_argument("--height", type=_positive, help="pixels")
+    command.add_argument("--width", type=_positive, help="pixels")
+    command.add_argument(
+        "--image",
+        dest="images",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="what a model that edits or continues an image is given beside every prompt",
+    )
+    subject.add_options(command)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sample and say what was written."""
+    config, checkpoint = subject.read_subject(args, _changes(args))
+    from unirl.runtime.sample import sample_checkpoint  # imports torch
+
+    written = sample_checkpoint(
+        config,
+        checkpoint,
+        args.prompts,
+        args.num,
+        args.output,
+        images=args.images,
+        shadow=args.shadow,
+        with_base=args.base,
+    )
+    for sampled in written:
+        print(f"{sampled.file}  {sampled.prompt}")
+    return 0
+
+
+def _changes(args: argparse.Namespace) -> list[str]:
+    asked = {
+        "seed": args.seed,
+        "eval_sampling.num_inference_steps": args.steps,
+        "eval_sampling.guidance_scale": args.guidance,
+        "eval_sampling.height": args.height,
+        "eval_sampling.width": args.width,
+    }
+    return [f"{key}={value}" for key, value in asked.items() if value is not None]
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return int(text)

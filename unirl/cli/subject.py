@@ -1,0 +1,67 @@
+"""What `unirl evaluate` and `unirl sample` work on: a checkpoint as its run had it, or a recipe.
+
+A checkpoint brings its own configuration, a recipe stands for the model it would begin with; both
+take overrides. Devices, sharding and what trains the model are not checked, as none of it is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from unirl.checkpoint.store import find_checkpoint
+from unirl.cli.compose import compose_and_check
+from unirl.config.problem import config_error
+from unirl.config.schema import RunConfig
+
+_NOT_USED = ("backend", "num_devices", "reward_resident", "reward_fraction")
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """What both commands take besides the subject and overrides."""
+    command.add_argument("--model-path", help="where the base model is, if it was moved")
+    command.add_argument(
+        "--shadow",
+        help="sample with these shadow weights, e.g. old, or `none`. Default: what the run's "
+        "rollouts sample with",
+    )
+    command.add_argument("--base", action="store_true", help="the untrained model too, beside it")
+
+
+def read_subject(args: argparse.Namespace, changes: Sequence[str]) -> tuple[RunConfig, Path | None]:
+    """The configuration with `changes` and then the user's overrides, and the checkpoint.
+
+    The checkpoint is None for a recipe. Raises CheckpointError and ConfigError.
+    """
+    target = Path(args.recipe).expanduser()
+    moved = [] if args.model_path is None else [f"model.path={quoted(args.model_path)}"]
+    overrides = ["num_devices=1", *changes, *moved, *args.overrides]
+    if not target.is_dir():
+        return _composed(args.recipe, args.recipe, overrides, args.config_dir), None
+    checkpoint = find_checkpoint(target, key=None)
+    from unirl.checkpoint.state import read_trainer_state  # imports torch
+
+    saved = read_trainer_state(checkpoint).config
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "saved.yaml"
+        file.write_text(yaml.safe_dump(saved, sort_keys=False), encoding="utf-8")
+        return _composed(str(checkpoint), str(file), overrides, args.config_dir), checkpoint
+
+
+def quoted(text: str) -> str:
+    """As a value in an override."""
+    escaped = text.replace("\\", "\\\\").replace("'", r"\'")
+    return f"'{escaped}'"
+
+
+def _composed(
+    name: str, recipe: str, overrides: Sequence[str], config_dir: Path | None
+) -> RunConfig:
+    config, problems = compose_and_check(recipe, overrides, config_dir, not_used=_NOT_USED)
+    if problems:
+        raise config_error(name, problems)
+    return config

@@ -1,0 +1,129 @@
+"""Evaluates a checkpoint outside its run, as the run's own evaluations do it.
+
+In goes a configuration and a checkpoint, or none for the model that a run begins with. Out come
+the metrics, and a folder like a run's: config.yaml, metrics.jsonl, evaluations, images. With the
+same settings the numbers are those that the run logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+
+from unirl.algorithms.making import make_algorithm
+from unirl.checkpoint.state import read_trainer_state
+from unirl.config.schema import RunConfig
+from unirl.config.suites import asked_suites
+from unirl.core.errors import ConfigError
+from unirl.distributed.ranks import OneRank
+from unirl.models.base import DiffusionModel
+from unirl.residency.planner import ResidencyPlanner
+from unirl.residency.policy import ResidencyPolicy, Role
+from unirl.rollout.trainside import TrainsideEngine
+from unirl.runtime.build import build_host, build_reward, load_suite
+from unirl.runtime.export import require_empty
+from unirl.runtime.trained import put_weights, take_one_device, untrained_model
+from unirl.tracking.files import replacing
+from unirl.tracking.intervals import Interval, changes_between
+from unirl.tracking.jsonl import JsonlSink
+from unirl.tracking.tracker import Row, Tracker
+from unirl.trainer.archive import EvaluationArchive
+from unirl.trainer.clock import NoMeter, PhaseClock
+from unirl.trainer.evaluation import Evaluator
+from unirl.trainer.phases import Phases
+from unirl.trainer.requests import RequestFactory
+from unirl.weight_sync.base import SharedWeights
+from unirl.weight_sync.payload import WeightPayload
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What an evaluation outside a run found."""
+
+    metrics: Mapping[str, float]
+    base: Mapping[str, float]
+    """Of the untrained model; empty where it was not asked for."""
+    changes: Mapping[str, Interval]
+    """From the untrained model to the trained one, prompt by prompt."""
+
+
+def assess(
+    config: RunConfig, checkpoint: Path | None, folder: Path, *, shadow: str | None, with_base: bool
+) -> Assessment:
+    """Evaluate the checkpoint's weights, or the untrained model where there is none.
+
+    The folder must be new or empty. Its steps are the rollouts that the checkpoint has done, and 0
+    for the untrained model. Raises ConfigError where nothing scores.
+    """
+    require_empty(folder)
+    if not config.reward or not config.reward.scorers:
+        raise ConfigError("reward has no scorers, so there is nothing to evaluate. Give --scorer.")
+    config = config.model_copy(update={"eval_interval": config.eval_interval or 1})
+    device = take_one_device(config)
+    step = 0 if checkpoint is None else read_trainer_state(checkpoint).rollouts_done
+    model = untrained_model(config, device)
+    evaluator = _evaluator(config, model, device, folder)
+    _write_config(config, folder)
+    base: Mapping[str, float] = {}
+    with Tracker([JsonlSink(folder / "metrics.jsonl")]) as tracker:
+        if checkpoint is None or with_base:
+            base = _evaluated(evaluator, 0, tracker)
+        if checkpoint is None:
+            return Assessment(base, {}, {})
+        put_weights(model, config, checkpoint, shadow)
+        metrics = _evaluated(evaluator, step, tracker)
+    return Assessment(metrics, base, changes_between(folder, 0, step) if with_base else {})
+
+
+def _evaluator(
+    config: RunConfig, model: DiffusionModel, device: torch.device, folder: Path
+) -> Evaluator:
+    host = build_host(config)
+    asked = asked_suites(config)
+    suites = tuple(load_suite(config, suite) for suite in asked)
+    reward = build_reward(config, host)
+    for suite, named in zip(suites, asked, strict=True):
+        reward.check_records(suite.records, named.key, suite.name)
+        model.check_prompts(suite.records, named.key)
+    engine = TrainsideEngine(
+        model, config.rollout.forward_batch_size, device, lambda: 0, nullcontext
+    )
+    residency = ResidencyPlanner(
+        ResidencyPolicy.of(config),
+        {Role.ROLLOUT: engine.parts, Role.REWARD: reward.parts},
+        lambda transition: None,
+        OneRank().barrier,
+    )
+    clock = PhaseClock(NoMeter())
+    phases = Phases(engine, reward, SharedWeights(_Unsynced()), residency, clock, OneRank())
+    requests = RequestFactory(config, model, make_algorithm(config.algorithm))
+    archive = EvaluationArchive(folder, config)
+    return Evaluator(config, phases, requests, suites, archive, lambda: False)
+
+
+class _Unsynced:
+    """The engine's own model is the only one."""
+
+    weight_version = 0
+    readable_while_parked = False
+
+    def read_weights(self, *, adapter: bool, with_probe: bool) -> WeightPayload:
+        raise NotImplementedError("there is nobody to send weights to")
+
+
+def _evaluated(evaluator: Evaluator, step: int, tracker: Tracker) -> Mapping[str, float]:
+    evaluation = evaluator.run(step, sync_weights=False)
+    assert evaluation is not None, "nobody asks it to stop"
+    tracker.log(Row("eval", step, 0, evaluation.metrics))
+    return evaluation.metrics
+
+
+def _write_config(config: RunConfig, folder: Path) -> None:
+    with replacing(folder / "config.yaml") as temporary:
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        temporary.write_text(text, encoding="utf-8")
