@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
 from unirl.report import numbers
 from unirl.report.charts import Axis, Drawing, Line, draw
@@ -19,7 +19,7 @@ from unirl.tracking.tracker import Row
 
 REWARD = "eval/reward_mean"
 _JUDGE = "judge_"
-_MANY_ROWS = 120
+_MANY_ROWS = 60
 """From here on a training curve is shown as a running mean, with every window behind it."""
 
 
@@ -159,7 +159,7 @@ def _training_sentence(groups: Sequence[Family]) -> str:
     only = _only(groups)
     if only is None:
         width = max(_width(run) for group in groups for run in group.runs)
-        smooth = f" Running mean over {width} windows." if width > 1 else ""
+        smooth = f" Running mean over up to {width} windows." if width > 1 else ""
         seeds = " Bold: the mean over seeds, with one standard deviation; thin: each run."
         return f"Of the samples trained on.{smooth}{seeds if _has_seeds(groups) else ''}"
     if (width := _width(only)) > 1:
@@ -292,7 +292,7 @@ def _smooth_training(run: ShownRun, cost: _Cost) -> _Curve:
 def _width(run: ShownRun) -> int:
     """Windows that a running mean goes over: an odd number, 1 where there are few."""
     number = len(run.files.of_kind("rollout"))
-    return 1 if number < _MANY_ROWS else max(3, number // 40) // 2 * 2 + 1
+    return 1 if number < _MANY_ROWS else max(5, number // 25) // 2 * 2 + 1
 
 
 def _family_lines(group: Family, curve: Callable[[ShownRun], _Curve], dots: bool) -> Iterator[Line]:
@@ -309,7 +309,7 @@ def _family_lines(group: Family, curve: Callable[[ShownRun], _Curve], dots: bool
     xs = [fmean(xs[place] for xs, _ in curves) for place in range(length)]
     at = [[ys[place] for _, ys in curves] for place in range(length)]
     means = [fmean(values) for values in at]
-    stds = [pstdev(values) if all(map(math.isfinite, values)) else math.nan for values in at]
+    stds = [stdev(values) if all(map(math.isfinite, values)) else math.nan for values in at]
     yield Line(
         group.label,
         xs,

@@ -11,13 +11,14 @@ from unirl.report.reading import LogEntry, RunFiles
 
 _BEGINS = re.compile(r": training \S+ of \S+ M parameters of ")
 _RESUMES = re.compile(r"^resumed from .* at rollout (\d+)")
+_FAILS = re.compile(r"^the run failed")
 _STOPS = re.compile(r"^stopped after (\d+) rollouts")
 
 
 @dataclass(frozen=True)
 class Outcome:
     state: str
-    """finished, interrupted, going on or ended early."""
+    """finished, interrupted, failed, going on or ended early."""
     sentence: str
     done: int
     """Rollouts."""
@@ -57,6 +58,8 @@ def _state(run: RunFiles, done: int, total: int | None) -> tuple[str, str]:
     stops = [m for entry in _last_session(run.log) if (m := _STOPS.search(entry.message))]
     if stops:
         return "interrupted", f"Interrupted after {plural(int(stops[-1][1]), 'rollout')}."
+    if any(_FAILS.search(entry.message) for entry in _last_session(run.log)):
+        return "failed", f"The run failed after {plural(done, 'rollout')}; see its warnings below."
     if total is not None and done >= total:
         return "finished", f"All {plural(total, 'rollout')} are done."
     if run.is_held:

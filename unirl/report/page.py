@@ -21,9 +21,9 @@ from unirl.report.moves import Moves, moves
 from unirl.report.numbers import plural
 from unirl.report.pictures import Pictures, pictures
 from unirl.report.reading import Finding, RunFiles, read_run
-from unirl.report.settings import Setting, between, command, from_defaults
+from unirl.report.settings import Setting, between, command, evaluated_differently, from_defaults
 from unirl.report.shown import Family, ShownRun, families
-from unirl.report.summary import Summary, summarize
+from unirl.report.summary import OverSeeds, Summary, over_seeds, summarize
 from unirl.report.warnings import Warned, warned
 from unirl.tracking.files import replacing
 
@@ -48,8 +48,11 @@ class Page:
     version: str
     runs: tuple[RunPart, ...]
     families: tuple[Family, ...]
+    over_seeds: tuple[OverSeeds, ...]
     evaluation: str
     """What the evaluations' reward is called."""
+    evaluated_differently: tuple[str, ...]
+    """Keys for which rewards of the runs cannot be compared."""
     views: tuple[View, ...]
     pictures: Pictures | str
     """Or why there are none."""
@@ -92,7 +95,9 @@ def page_of(files: Sequence[RunFiles]) -> Page:
         version=__version__,
         runs=tuple(_part(run) for run in runs),
         families=tuple(groups),
+        over_seeds=tuple(found for group in groups if (found := over_seeds(group))),
         evaluation=evaluation_title(files),
+        evaluated_differently=tuple(evaluated_differently(files)),
         views=tuple(views(groups)),
         pictures=pictures(runs),
         health=health(runs),
@@ -115,7 +120,7 @@ def render(page: Page) -> str:
         "plural": plural,
         "spoken": _spoken,
         "read_out": _read_out,
-        "fact_names": _fact_names(page),
+        "facts": _facts(page),
     }
     return environment.get_template("page.html").render(page=page)
 
@@ -144,8 +149,22 @@ def _read_out(drawing: Drawing) -> list[dict[str, object]]:
     ]
 
 
-def _fact_names(page: Page) -> list[str]:
-    return list(dict.fromkeys(name for run in page.runs for name, _ in run.summary.facts))
+@dataclass(frozen=True)
+class _Facts:
+    """Of several runs: names of those that differ, and what they have in common."""
+
+    differing: tuple[str, ...]
+    common: tuple[tuple[str, str], ...]
+
+
+def _facts(page: Page) -> _Facts:
+    every = [dict(run.summary.facts) for run in page.runs]
+    names = dict.fromkeys(name for facts in every for name in facts)
+    values = {name: {facts.get(name) for facts in every} for name in names}
+    return _Facts(
+        tuple(name for name in names if len(values[name]) > 1),
+        tuple((name, every[0][name]) for name in names if len(values[name]) == 1),
+    )
 
 
 def _part(run: ShownRun) -> RunPart:

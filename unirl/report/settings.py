@@ -60,6 +60,28 @@ def learns_the_same(one: RunFiles, other: RunFiles) -> bool:
     return all(setting.is_neutral or setting.key == "seed" for setting in settings)
 
 
+def evaluated_differently(runs: Sequence[RunFiles]) -> list[str]:
+    """Keys because of which rewards at evaluation are not of the same thing."""
+    settings = differing([_evaluation(run.config) for run in runs if run.config])
+    return [setting.key for setting in settings]
+
+
+def _evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What an evaluation is made of; where eval_sampling has null, sampling counts."""
+    sampling = config.get("sampling") or {}
+    overlay = {
+        key: sampling.get(key) if value is None else value
+        for key, value in (config.get("eval_sampling") or {}).items()
+    }
+    names = ("eval_num_prompts", "eval_samples_per_prompt", "eval_eta")
+    return {
+        "data": {"eval": (config.get("data") or {}).get("eval")},
+        **{name: config.get(name) for name in names},
+        "eval_sampling": overlay,
+        "reward": {"scorers": (config.get("reward") or {}).get("scorers")},
+    }
+
+
 def command(run: RunFiles) -> str:
     """What repeats the run from the configuration it has written down."""
     words = ["unirl", "train", str(run.path / "config.yaml"), f"run_name={run.name}-again"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean, stdev
 
 from unirl.report import numbers
 from unirl.report.learning import REWARD, evaluation_title, half_widths
-from unirl.report.shown import ShownRun
+from unirl.report.shown import Family, ShownRun
 from unirl.tracking.intervals import Interval, paired_changes
 
 
@@ -61,6 +63,36 @@ def summarize(run: ShownRun) -> Summary:
         training=_training(run),
         when=_when(run),
         path=str(run.files.path),
+    )
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """Means over runs that differ in their seed only, each with one standard deviation."""
+
+    label: str
+    colour: int
+    dashed: bool
+    last: str
+    change: str
+
+
+def over_seeds(group: Family) -> OverSeeds | None:
+    """None for a run by itself, or where fewer than two were evaluated."""
+    courses = [
+        [row.metrics[REWARD] for row in run.files.of_kind("eval") if REWARD in row.metrics]
+        for run in group.runs
+    ]
+    ends = [(course[0], course[-1]) for course in courses if course]
+    if len(ends) < 2 or not all(map(math.isfinite, chain.from_iterable(ends))):
+        return None
+    lasts, changes = [last for _, last in ends], [last - first for first, last in ends]
+    return OverSeeds(
+        group.label,
+        group.colour,
+        group.dashed,
+        last=f"{numbers.reward(fmean(lasts))} ± {numbers.reward(stdev(lasts))}",
+        change=f"{numbers.change(fmean(changes))} ± {numbers.reward(stdev(changes))}",
     )
 
 

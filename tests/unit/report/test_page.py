@@ -155,5 +155,6 @@ def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     assert "grpo, 2 seeds" in text
     assert "algorithm.path flow_grpo flow_grpo diffusion_nft" in text
     assert "mean over seeds" in text
+    assert "grpo, 2 seeds 0.700 ± 0.000 +0.300 ± 0.000 mean and standard deviation" in text
     for name in ("grpo-0", "grpo-1", "nft"):
         assert f"{name} before: untrained; after: 12 rollouts" in text

@@ -78,6 +78,8 @@ def test_the_log_tells_interruptions_and_resumes(tmp_path: Path) -> None:
     assert outcome.resumed_at == (4,)
     write_log(path, first)
     assert outcome_of(read_run(path)).state == "interrupted"
+    write_log(path, [begins, "WARNING the run failed; its first 4 rollouts are saved"])
+    assert outcome_of(read_run(path)).state == "failed"
 
 
 def test_a_run_that_holds_its_folder_is_going_on_and_another_ended_early(tmp_path: Path) -> None:

@@ -9,7 +9,13 @@ from report_runs import write_run
 
 from unirl.cli.compose import compose
 from unirl.report.reading import read_run
-from unirl.report.settings import between, command, from_defaults, learns_the_same
+from unirl.report.settings import (
+    between,
+    command,
+    evaluated_differently,
+    from_defaults,
+    learns_the_same,
+)
 
 
 def test_only_what_differs_from_the_defaults_is_told(tmp_path: Path) -> None:
@@ -28,6 +34,18 @@ def test_where_a_run_goes_is_neutral_and_comes_last(tmp_path: Path) -> None:
     settings = between([one, other])
     assert [(s.key, s.is_neutral) for s in settings] == [("seed", False), ("run_name", True)]
     assert learns_the_same(one, other)
+
+
+def test_runs_that_were_evaluated_differently_are_told_by_which_keys(tmp_path: Path) -> None:
+    plain = {"sampling": {"num_inference_steps": 10}}
+    fewer = {"sampling": {"num_inference_steps": 6}}
+    equal = {**fewer, "eval_sampling": {"num_inference_steps": 10}}
+    one, other, same = (
+        read_run(write_run(tmp_path / name, config=config))
+        for name, config in (("one", plain), ("other", fewer), ("same", equal))
+    )
+    assert evaluated_differently([one, other]) == ["eval_sampling.num_inference_steps"]
+    assert evaluated_differently([one, same]) == []
 
 
 def test_the_command_composes_to_the_same_run(tmp_path: Path) -> None:
