@@ -128,7 +128,9 @@ def _request_window(config: RunConfig, planner: ResidencyPlanner, window: range)
     sync = sync_capabilities(config)
     has_adapter = sync is None or not sync.staged or not planner.parkable(Role.TRAIN)
     for rollout in window:
-        if not has_adapter and sync_is_due(rollout, config.weight_sync_interval, None):
+        if not has_adapter and sync_is_due(
+            rollout, config.weight_sync_interval, None, config.save_is_due(rollout)
+        ):
             if planner.is_on_device(Role.TRAIN):
                 planner.make_room(Role.TRAIN)
             elif in_shards(config):  # gathered on the device; whole weights are read on the host

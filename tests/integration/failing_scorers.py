@@ -43,6 +43,19 @@ class OneColumn(Scorer):
         return torch.zeros(len(records), 1)
 
 
+class FailsAfter(Scorer):
+    """Brightness for some calls; then there is an outage."""
+
+    def __init__(self, num_calls: int) -> None:
+        self._num_calls = num_calls
+
+    def score(self, images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+        self._num_calls -= 1
+        if self._num_calls < 0:
+            raise TimeoutError("no answer")
+        return images.float().mean(dim=(1, 2, 3)) / 255
+
+
 class Raises(Scorer):
     """An error in every call."""
 

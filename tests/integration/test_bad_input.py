@@ -77,6 +77,7 @@ def test_prompts_that_the_model_cannot_read_are_found_at_the_start(
     path.write_text("the number in red on white\n" * 8 + "a portrait of a cat\n")
     other = "data.eval" if key == "data.train" else "data.train"
     settings = ("reward=jpeg", f"{other}=pkg:numbers/train.jsonl", "eval_interval=1")
+    settings = (*settings, "eval_num_prompts=9")
     run = train(tmp_path / "run", f"{key}={path}", *settings)
     assert_refused(run, 1, key, "portrait")
     assert not run.rows()
@@ -125,7 +126,7 @@ def test_a_scorer_that_cannot_be_built_is_named(
 
 
 def test_a_failing_scorer_under_retry_gives_up_after_its_attempts(tmp_path: Path) -> None:
-    settings = ("reward.on_failure=retry", "reward.num_retries=2")
+    settings = ("reward.on_failure=retry", "reward.num_retries=2", "reward.retry_seconds=0")
     run = train(tmp_path / "run", only_scorer("Raises"), *settings)
     assert_refused(run, 1, "the judge is asleep")
     assert "attempt 2 of 3" in run.log

@@ -22,7 +22,7 @@ def test_ctrl_c_ends_with_a_checkpoint_that_resumes_exactly(tmp_path: Path) -> N
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in output + errors
-    assert "stopping: finishing the work in hand" in output
+    assert "stopping: finishing the phase in hand" in output
     found = re.search(rf"stopped after (\d+) rollouts; go on with load_dir={directory}\n", output)
     assert found, output
     done = int(found[1])
@@ -65,7 +65,7 @@ def test_a_run_has_its_directory_alone_and_a_stop_before_training_promises_nothi
 
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    assert process.returncode == 143, errors
     assert "stopped after 0 rollouts" in output
     assert "load_dir" not in output
     assert train(directory).exit_code == 0

@@ -217,6 +217,7 @@ def test_a_scorer_that_fails_now_and_then_is_asked_again(tmp_path: Path) -> None
     run = train(
         tmp_path / "run",
         "reward.on_failure=retry",
+        "reward.retry_seconds=0.01",
         "reward.scorers={ocr:null,color:null,own:{path:'failing_scorers:FailsEverySecondTime'}}",
     )
     assert run.exit_code == 0, run.errors

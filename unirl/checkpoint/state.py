@@ -4,7 +4,8 @@
     shadows.safetensors   shadow weights, where the algorithm keeps some
     optimizer.pt          AdamW state
     shards/               instead of these three, with save_format=sharded
-    trainer_state.json    rollouts done, weight version, what it cost, tracker id, configuration
+    trainer_state.json    rollouts done, weight version, what it cost, tracker id, configuration,
+                          evaluation, digests of the files it read, versions of packages
 
 Nothing else is needed for an exact resume: prompts, noise and SDE steps are functions of the seed
 and the rollout id.
@@ -47,6 +48,10 @@ class TrainerState:
     """The resolved configuration, to tell what differs when resuming."""
     progress: Mapping[str, float] = field(default_factory=dict)
     """`trainer.progress`; empty in a checkpoint that is older than it."""
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """`checkpoint.identity`, for the same purpose."""
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    """What an evaluation of these very weights gave; empty where there was none."""
 
 
 class Saveable(Protocol):

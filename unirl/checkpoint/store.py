@@ -9,6 +9,7 @@ leaves the earlier checkpoints as they were. Hidden names:
 
     .writing-checkpoint-<step>   unfinished; nobody reads it, the next save removes it
     .replaced-checkpoint-<step>  complete; the earlier one of a step that is being saved again
+    .deleting-checkpoint-<step>  no longer kept; the next save removes what is left of it
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from unirl.core.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-_WRITING, _REPLACED = ".writing-", ".replaced-"
+BEST = "best"
+"""A link to the best checkpoint beside the checkpoints."""
+_WRITING, _REPLACED, _DELETING = ".writing-", ".replaced-", ".deleting-"
 _FOLDER_NAME = re.compile(r"(\.replaced-)?checkpoint-(\d+)")
 
 
@@ -98,6 +101,39 @@ class CheckpointStore:
                 moved.append(folder.rename(aside))
         return moved
 
+    def steps(self) -> list[int]:
+        """Of the checkpoints that are there, newest first."""
+        return [step for step, _ in _newest_first(self._directory)]
+
+    def folder(self, step: int) -> Path:
+        """Of a step that is there."""
+        return dict(_newest_first(self._directory))[step]
+
+    def retain(self, num_newest: int, besides: int | None) -> list[int]:
+        """Delete all but the newest checkpoints and that of the step `besides`; the steps deleted.
+
+        A kill leaves each of them whole or gone. Raises OSError when the disk refuses.
+        """
+        old = [step for step in self.steps()[num_newest:] if step != besides]
+        for step in old:
+            deleting = self._directory / f"{_DELETING}checkpoint-{step}"
+            shutil.rmtree(self.folder(step).rename(deleting))
+        return old
+
+    def mark_best(self, step: int | None) -> None:
+        """Let the link `best` lead to the checkpoint of a step; None takes it away.
+
+        Raises OSError where there can be no links.
+        """
+        link = self._directory / BEST
+        if step is None:
+            link.unlink(missing_ok=True)
+            return
+        fresh = self._directory / f".{BEST}"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(self.folder(step).name)
+        fresh.replace(link)
+
     def _explain(self, error: Exception, step: int, writing: Path) -> str:
         try:
             intact = [folder for _, folder in _newest_first(self._directory)]
@@ -118,6 +154,38 @@ class CheckpointStore:
             lines.append("No earlier checkpoint can be read there.")
         lines.append("Free space or permit writing there, or set save_dir to another folder.")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class NewestSound:
+    """The checkpoint to take of a folder of checkpoints."""
+
+    folder: Path | None
+    """None where there are none at all."""
+    skipped: tuple[str, ...]
+    """Why newer ones were passed over, a sentence each."""
+
+
+def newest_sound(directory: Path) -> NewestSound:
+    """The newest checkpoint of a folder that is complete and undamaged.
+
+    Raises CheckpointError when there are checkpoints and all of them are damaged.
+    """
+    skipped = []
+    for _, folder in _newest_first(directory):
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            skipped.append(str(error))
+            continue
+        return NewestSound(folder, tuple(skipped))
+    if skipped:
+        reasons = "\n".join(skipped)
+        raise CheckpointError(
+            f"{directory}: no checkpoint is sound.\n{reasons}\n"
+            "Restore one of them, or set run_name to another name to start afresh."
+        )
+    return NewestSound(None, ())
 
 
 def find_checkpoint(path: Path, key: str | None = "load_dir") -> Path:
@@ -241,8 +309,9 @@ def _free_name(path: Path) -> Path:
 
 def _clean(directory: Path) -> None:
     """Removes what a killed process left, without losing a complete checkpoint."""
-    for folder in directory.glob(f"{_WRITING}checkpoint-*"):
-        shutil.rmtree(folder)
+    for unfinished in (_WRITING, _DELETING):
+        for folder in directory.glob(f"{unfinished}checkpoint-*"):
+            shutil.rmtree(folder)
     for folder in directory.glob(f"{_REPLACED}checkpoint-*"):
         successor = directory / folder.name.removeprefix(_REPLACED)
         if successor.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from unirl.checkpoint.source import find_source
 from unirl.checkpoint.store import find_checkpoint
 from unirl.cli.compose import compose_and_check
 from unirl.config.components import absent_packages, engine_capabilities, sync_name
@@ -43,9 +44,14 @@ def _file_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _prompt_problems(suite.path, suite.key, suite.count_key, suite.num_prompts or 1)
     if config.load_dir is not None:
         try:
-            find_checkpoint(Path(config.load_dir).expanduser())
+            find_source(config)
         except CheckpointError as error:
             yield Problem("load_dir", str(error))
+    if config.start_from is not None:
+        try:
+            find_checkpoint(Path(config.start_from).expanduser(), "start_from")
+        except CheckpointError as error:
+            yield Problem("start_from", str(error))
 
 
 def _prompt_problems(path: str, key: str, count_key: str, count: int) -> Iterator[Problem]:
@@ -72,6 +78,7 @@ def summary(recipe: str, config: RunConfig) -> str:
         "left out": _left_out(config),
         "sync": _sync(config),
         "residency": _residency(config),
+        "begins": _begins(config),
         "writes": str(Path(config.output_dir) / config.run_name),
     }
     lines = [f"  {name:10} {text}" for name, text in rows.items() if text]
@@ -133,6 +140,13 @@ def _suite(suite: AskedSuite) -> str:
     prompts = "all" if suite.num_prompts is None else suite.num_prompts
     name = "" if suite.name == MAIN_SUITE else f" of {suite.name}"
     return f"{prompts} prompts{name} x {suite.samples_per_prompt}"
+
+
+def _begins(config: RunConfig) -> str:
+    source = find_source(config).folder
+    if source is not None:
+        return f"where {source} ended"
+    return "" if config.start_from is None else f"with the weights of {config.start_from}"
 
 
 def _devices(config: RunConfig) -> str:

@@ -2,8 +2,8 @@
 
 Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
 codes: 0 done, 1 the run failed or the doctor found something, 2 wrong usage or a plan that does not
-fit, 3 wrong configuration, 130 interrupted. Torch is imported only where a
-model is looked at, so the other commands answer at once.
+fit, 3 wrong configuration; of a run that was stopped 130 (Ctrl-C), 143 (SIGTERM), 124 (max_hours).
+Torch is imported only where a model is looked at, so the other commands answer at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,9 @@ from unirl.core.errors import ConfigError, UnirlError
 
 if TYPE_CHECKING:
     from unirl.distributed.ranks import Ranks
+
+RANK_0_PRINTS_SECONDS = 1.0
+"""The launcher ends all ranks when one ends, so the others leave rank 0 this time to say why."""
 
 _EXAMPLES = """\
 examples:
@@ -122,6 +126,7 @@ def _train_as_rank(recipe: str, overrides: Sequence[str], config_dir: Path | Non
     except UnirlError as error:
         if os.environ["RANK"] == "0":  # it is told of every rank's failure
             raise
+        time.sleep(RANK_0_PRINTS_SECONDS)
         return _exit_code(error)
 
 

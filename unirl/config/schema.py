@@ -16,6 +16,8 @@ PositiveCount = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 KernelName = Literal["flow", "dance", "cps", "flash", "ddim"]
 SolverName = Literal["euler", "dpmpp_2m", "unipc"]
+AUTO = "auto"
+"""load_dir: the run's own newest sound checkpoint."""
 
 
 class Block(BaseModel):
@@ -248,6 +250,8 @@ class RewardConfig(Block):
     """What a failed or non-finite score does. A failure is never counted as 0."""
     num_retries: PositiveCount = 2
     """Further attempts with on_failure=retry; then the failure is raised."""
+    retry_seconds: float = Field(default=1.0, ge=0)
+    """Wait before the first of them; doubled for each further one, up to a minute."""
 
 
 class AlgorithmConfig(Block):
@@ -549,8 +553,23 @@ class RunConfig(Block):
     save_format: Literal["gathered", "sharded"] = "gathered"
     """gathered: rank 0 writes whole tensors; sharded: each rank writes its part, which all of them
     must see. Either can be resumed on another number of devices."""
+    save_keep: PositiveCount | None = None
+    """Checkpoints that stay: the newest ones, and the best one besides. Null keeps all."""
+    keep_best: str | None = "eval/reward_mean"
+    """Evaluation metric by which a checkpoint is the best one (the more the better): it is never
+    deleted, and the link `best` beside the checkpoints leads to it. Only checkpoints that were
+    evaluated when they were saved count, so let save_interval divide eval_interval. Null: none."""
     load_dir: str | None = None
-    """Resume from this checkpoint, or the newest one in this folder."""
+    """Resume from this checkpoint, or the newest one in this folder. auto: from the newest sound
+    one of this run itself, or from the beginning where there is none; for jobs that are started
+    again and again."""
+    start_from: str | None = None
+    """Begin with the weights of this checkpoint, a fresh optimizer and rollout 0. An adapter is
+    taken over by an adapter of the same shape; with stack.lora=null it is merged in and all weights
+    are trained on from there."""
+    max_hours: float | None = Field(default=None, gt=0)
+    """End with a checkpoint after this wall-clock time, counted from the start of the command: a
+    little less than a cluster's limit. The exit code is 124 then."""
 
     model: ModelConfig = ModelConfig()
     sampling: SamplingConfig = SamplingConfig()

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 import unirl
 from unirl.config.components import import_component
 from unirl.core.errors import ModelError
+from unirl.core.fingerprint import ends_digest
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.base import DiffusionModel, LoadSettings
 from unirl.tracking.files import replacing
 
 NOTHING = "nothing"
 """In place of a class name: guidance leads away from nothing."""
-_SAMPLE_BYTES = 1 << 20
 
 
 class EncodingStore:
@@ -250,17 +250,7 @@ def _fingerprint(model: Path) -> dict[str, str]:
     # Also what a download leaves beside the model, in hidden folders.
     others = ("transformer", "unet", "scheduler", ".")
     kept = {f: name for f, name in names.items() if not name.parts[0].startswith(others)}
-    return {name.as_posix(): _ends(file) for file, name in kept.items()}
-
-
-def _ends(file: Path) -> str:
-    size = file.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with file.open("rb") as opened:
-        digest.update(opened.read(_SAMPLE_BYTES))
-        opened.seek(max(size - _SAMPLE_BYTES, 0))
-        digest.update(opened.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
+    return {name.as_posix(): ends_digest(file) for file, name in kept.items()}
 
 
 def _sha256(file: Path) -> str:

@@ -280,6 +280,9 @@ class RecordingCheckpoints:
     def is_due(self, rollouts_done: int) -> bool:
         return self._config.save_is_due(rollouts_done)
 
+    def evaluated(self, rollouts_done: int, metrics: Mapping[str, float]) -> None:
+        return
+
     def save(self, rollouts_done: int) -> Path:
         self._watch("save")
         return Path()

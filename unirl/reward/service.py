@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,9 @@ from unirl.reward.frames import question
 from unirl.reward.scorer import DifferentiableScorer, Scorer
 
 logger = logging.getLogger("unirl.reward")
+
+LONGEST_WAIT_SECONDS = 60.0
+"""Between two attempts: a run that is asked to stop finishes the phase it is in first."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,8 @@ class RewardService:
                 return _score_checked(name, scorer, rollout.images, records)
             except RewardError as error:
                 logger.warning("%s; attempt %d of %d", error, attempt, self._config.num_retries + 1)
+                longer = self._config.retry_seconds * 2 ** (attempt - 1)
+                time.sleep(min(longer, LONGEST_WAIT_SECONDS))
         return _score_checked(name, scorer, rollout.images, records)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from unirl.algorithms.making import make_algorithm
-from unirl.checkpoint.store import find_checkpoint
+from unirl.checkpoint.source import find_source
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.core.types import ScoredRollout
@@ -34,6 +34,7 @@ from unirl.runtime.build import (
     load_all_prompts,
 )
 from unirl.runtime.loop import build_trainer, keep_rule, planned_problem
+from unirl.runtime.starting_weights import starting_weights
 from unirl.tracking.files import replacing
 from unirl.tracking.tracker import Tracker
 from unirl.train.examination import Level, measure
@@ -130,10 +131,14 @@ def examine_recipe(config: RunConfig) -> Examination:
 def _first_window(
     config: RunConfig, prompts: Prompts, roles: Roles, folder: Path, resources: ExitStack
 ) -> Examination:
-    source = None
-    if config.load_dir is not None:
-        source = find_checkpoint(Path(config.load_dir).expanduser())
-    checkpoints = Checkpoints(config, roles.stack, folder / "checkpoints", source, OneRank())
+    checkpoints = Checkpoints(
+        config,
+        roles.stack,
+        folder / "checkpoints",
+        find_source(config).folder,
+        OneRank(),
+        starting_weights=starting_weights(config, OneRank()),
+    )
     start = checkpoints.restore()
     moves = TransitionLog(folder / "transitions.jsonl", TraceFile(folder / "trace.json", rank=0))
     resources.callback(moves.close)

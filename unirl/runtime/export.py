@@ -64,13 +64,14 @@ def export_checkpoint(
     """
     require_empty(output)
     folder = find_checkpoint(checkpoint, key=None)
-    config = _config_of(folder, model_path)
+    config = saved_config(folder)
+    if model_path is not None:
+        config = _at(config, Path(model_path))
     kind = kind or (MODEL if config.stack.lora is None else ADAPTER)
     if kind == ADAPTER and config.stack.lora is None:
         raise ModelError(f"{folder} was trained with stack.lora=null: export it with --as model.")
     if kind == MODEL:  # an adapter is merged into exact weights, whatever it learned on
-        exact = config.model.model_copy(update={"quantization": None})
-        config = config.model_copy(update={"model": exact})
+        config = exact(config)
     model = build_model(config, CPU, with_encoders=False)
     load_trained(model, read_weights(folder, shadow))
     if kind == ADAPTER:
@@ -98,16 +99,21 @@ def load_trained(model: DiffusionModel, tensors: Mapping[str, Tensor]) -> None:
     copy_into(adapter if adapter.keys() == tensors.keys() else parameters, tensors)
 
 
-def _config_of(folder: Path, model_path: str | None) -> RunConfig:
-    """Of the run that saved the checkpoint."""
+def exact(config: RunConfig) -> RunConfig:
+    """The same run with weights that are not quantised."""
+    model = config.model.model_copy(update={"quantization": None})
+    return config.model_copy(update={"model": model})
+
+
+def saved_config(folder: Path) -> RunConfig:
+    """Of the run that saved a verified checkpoint folder."""
     saved = read_trainer_state(folder).config
     try:
-        config = RunConfig.model_validate(saved)
+        return RunConfig.model_validate(saved)
     except ValidationError as error:
         raise CheckpointError(
             f"{folder} was saved with a configuration that this version does not read: {error}"
         ) from error
-    return config if model_path is None else _at(config, Path(model_path))
 
 
 def _at(config: RunConfig, path: Path) -> RunConfig:

@@ -1,27 +1,50 @@
-"""Ctrl-C and SIGTERM end a run after the work in hand, with a checkpoint."""
+"""Ctrl-C, SIGTERM and max_hours end a run after the phase in hand, with a checkpoint."""
 
 from __future__ import annotations
 
 import logging
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+import psutil
 
 logger = logging.getLogger("unirl.runtime")
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+"""Exit code after Ctrl-C: 128 + SIGINT, which also ends a shell's loop over runs."""
+TERMINATED = 143
+"""After SIGTERM, as clusters send it before they take the machine: 128 + SIGTERM."""
+OUT_OF_TIME = 124
+"""After max_hours, as the command `timeout` has it."""
 
 
 class GracefulStop:
     """While active, the first signal asks the trainer to stop and the second one ends at once."""
 
     def __init__(self) -> None:
-        self._requested = False
+        self._signal: int | None = None
+        self._deadline: float | None = None
         self._previous: dict[int, Any] = {}
 
+    def limit(self, hours: float | None) -> None:
+        """Ask to stop, too, when this process is that old. None: never."""
+        if hours is not None:
+            self._deadline = psutil.Process().create_time() + 3600 * hours
+
     def requested(self) -> bool:
-        return self._requested
+        return self._signal is not None or self._is_late()
+
+    @property
+    def exit_code(self) -> int:
+        """Of a run that was stopped; by another rank's signal where this one had none."""
+        if self._signal == signal.SIGINT:
+            return INTERRUPTED
+        return OUT_OF_TIME if self._signal is None and self._is_late() else TERMINATED
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.time() > self._deadline
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -38,10 +61,10 @@ class GracefulStop:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._requested:
+        if self._signal is not None:
             raise KeyboardInterrupt
-        self._requested = True
+        self._signal = number
         logger.warning(
-            "stopping: finishing the work in hand, then saving a checkpoint. "
+            "stopping: finishing the phase in hand, then saving a checkpoint. "
             "Press Ctrl-C again to stop at once without one."
         )

@@ -26,11 +26,13 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-from unirl.runtime.interrupt import INTERRUPTED
+from unirl.runtime.interrupt import INTERRUPTED, OUT_OF_TIME, TERMINATED
 
 TORCH_HANDLES = (signal.SIGHUP, signal.SIGQUIT)
 """Torch hands these to the ranks and ends; a lost terminal would leave the ranks behind."""
-EXPLAINED = (1, 3, INTERRUPTED)
+STOPPED = (INTERRUPTED, TERMINATED, OUT_OF_TIME)
+"""Exit codes of ranks that were asked to stop."""
+EXPLAINED = (1, 3, *STOPPED)
 """Exit codes of ranks that have said why."""
 MAX_LINES = 100
 """Of a failed rank's stderr: a traceback, not the warnings of an hour."""
@@ -40,8 +42,8 @@ def launch(words: Sequence[str], num_devices: int, *, module: str = "unirl.train
     """Run `python -m module *words` as `num_devices` ranks; the exit code of the run.
 
     That is 0, or the code of the rank that failed first, or 1 where a signal killed that rank.
-    SIGINT or SIGTERM to this process is handed to the ranks once, as SIGINT, and they may take
-    their time; a second one kills them. No rank outlives the call. Must run in the main thread.
+    SIGINT or SIGTERM to this process is handed to the ranks once, and they may take their time; a
+    second one kills them. No rank outlives the call. Must run in the main thread.
 
     Sets OMP_NUM_THREADS=1 for the ranks, as torchrun does, unless it is set: as many threads as
     cores on each rank would slow all of them down.
@@ -59,7 +61,7 @@ def launch(words: Sequence[str], num_devices: int, *, module: str = "unirl.train
             rank, failure = _first_failure(error.failures)
             return _report(rank, failure, Path(folder), stop)
         except KeyboardInterrupt:
-            return _interrupted()
+            return _interrupted(stop)
         except SignalException as error:
             _print_error(f"stopped by {error.sigval.name}")
             return 1
@@ -71,9 +73,11 @@ class _Stop:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.num_signals = 0
+        self.exit_code = INTERRUPTED
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.num_signals += 1
+        self.exit_code = 128 + number
         ranks = _running_ranks(self.run_id)
         if not ranks:
             raise KeyboardInterrupt
@@ -82,7 +86,7 @@ class _Stop:
             return
         for rank in ranks:
             with suppress(ProcessLookupError):
-                os.kill(rank, signal.SIGINT)
+                os.kill(rank, number)
 
 
 @contextmanager
@@ -168,11 +172,11 @@ def _has_recorded(failure: ProcessFailure) -> bool:
 def _report(rank: int, failure: ProcessFailure, folder: Path, stop: _Stop) -> int:
     """Print what the ranks did not print themselves; the exit code."""
     if stop.num_signals > 1:
-        return _interrupted()
-    if stop.num_signals == 1 and failure.exitcode == -signal.SIGINT:  # it was still starting
-        return _interrupted()
-    if failure.exitcode == INTERRUPTED:  # rank 0 has said so
-        return INTERRUPTED
+        return _interrupted(stop)
+    if stop.num_signals == 1 and -failure.exitcode in (signal.SIGINT, signal.SIGTERM):
+        return _interrupted(stop)  # it was still starting
+    if failure.exitcode in STOPPED:  # rank 0 has said so
+        return failure.exitcode
     if _has_recorded(failure):
         if rank != 0 or failure.exitcode < 0:  # else it has printed its traceback
             _print_traceback(rank, failure)
@@ -205,6 +209,6 @@ def _print_error(text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(message)
 
 
-def _interrupted() -> int:
+def _interrupted(stop: _Stop) -> int:
     Console(stderr=True).print("interrupted")
-    return INTERRUPTED
+    return stop.exit_code

@@ -6,7 +6,6 @@ has console, files and trackers.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -16,11 +15,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from unirl import __version__
+from unirl.checkpoint.changes import flatten
+from unirl.checkpoint.identity import identity
+from unirl.checkpoint.source import Source
 from unirl.checkpoint.state import read_trainer_state
-from unirl.config.resources import resolve_path
-from unirl.config.schema import RunConfig
-from unirl.config.suites import asked_suites
+from unirl.config.schema import AUTO, RunConfig
 from unirl.core.errors import ConfigError
 from unirl.distributed.agreement import require_same_settings, require_visible
 from unirl.distributed.group import joined, take_device
@@ -38,9 +37,10 @@ from unirl.runtime.build import (
     missing_judges,
 )
 from unirl.runtime.doctor import examined_first
-from unirl.runtime.interrupt import INTERRUPTED, GracefulStop
+from unirl.runtime.interrupt import GracefulStop
 from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_problem
 from unirl.runtime.run_directory import RunDirectory
+from unirl.runtime.starting_weights import starting_weights
 from unirl.runtime.trackers import build_sinks
 from unirl.tracking.console import setup_logging, setup_rank_logging, summary
 from unirl.tracking.intervals import Interval, changes_between
@@ -48,7 +48,7 @@ from unirl.tracking.jsonl import read_rows
 from unirl.tracking.plots import save_costs, save_curves
 from unirl.tracking.tracker import Sink, Tracker
 from unirl.trainer.archive import EvaluationArchive
-from unirl.trainer.checkpoints import Checkpoints, flatten
+from unirl.trainer.checkpoints import Checkpoints
 from unirl.trainer.diffusion import TrainResult
 
 logger = logging.getLogger("unirl.runtime")
@@ -74,40 +74,54 @@ def run_as_rank(read_config: Callable[[Ranks], RunConfig]) -> int:
         ranks.together(lambda: take_device(config.num_devices, config.device, ranks))
         if config.num_threads > 0:
             torch.set_num_threads(config.num_threads)
+        stop.limit(config.max_hours)
         result = _run(config, stop, resources, ranks)
-    return INTERRUPTED if result.interrupted else 0
+    return stop.exit_code if result.interrupted else 0
 
 
 def _run(config: RunConfig, stop: GracefulStop, resources: ExitStack, ranks: Ranks) -> TrainResult:
     console = Console()
     directory = RunDirectory(config)
     source = ranks.on_main(lambda: _claim(directory, resources))
-    _require_visible_folders(config, directory, source, ranks)
+    _require_visible_folders(config, directory, source.folder, ranks)
     if ranks.is_main:
         setup_logging(directory.path, console)
     else:
         setup_rank_logging(directory.path, ranks.rank)
-    result = _train(config, directory, source, console, stop, resources, ranks)
+    for reason in source.skipped:
+        logger.warning("load_dir=auto passes over a checkpoint: %s", reason)
+    done = _rollouts_done(source)
+    if ranks.on_main(lambda: directory.is_complete(done)):
+        _require_auto(config, done)
+        logger.info("%s is complete: %d rollouts are done", directory.path, done)
+        return TrainResult(done, config.num_rollouts, interrupted=False)
+    result = _train(config, directory, source.folder, console, stop, resources, ranks)
     ranks.on_main(lambda: _finish(directory, result))
     return result
 
 
-def _claim(directory: RunDirectory, resources: ExitStack) -> Path | None:
+def _claim(directory: RunDirectory, resources: ExitStack) -> Source:
     """Take the run directory for this run; the checkpoint to resume from."""
     resources.enter_context(directory)
-    return directory.checkpoint_to_resume()
+    return directory.source()
+
+
+def _rollouts_done(source: Source) -> int:
+    return 0 if source.folder is None else read_trainer_state(source.folder).rollouts_done
+
+
+def _require_auto(config: RunConfig, rollouts_done: int) -> None:
+    """A job that is started again and again finds its work done; a person meant something else."""
+    if config.load_dir != AUTO:
+        raise ConfigError(
+            f"load_dir={config.load_dir}: {rollouts_done} rollouts are done and num_rollouts="
+            f"{config.num_rollouts} is the total. Raise num_rollouts to go on."
+        )
 
 
 def _common_settings(config: RunConfig) -> Mapping[str, object]:
     """What must not differ between ranks: a rank that decides otherwise would wait for ever."""
-    files = {"data.train": config.data.train}
-    files |= {suite.key: suite.path for suite in asked_suites(config)}
-    digests = {
-        f"content of {key}": hashlib.sha256(resolve_path(path).read_bytes()).hexdigest()[:12]
-        for key, path in files.items()
-    }
-    versions = {"unirl version": __version__, "torch version": torch.__version__}
-    return {**flatten(config.model_dump(mode="json")), **digests, **versions}
+    return {**flatten(config.model_dump(mode="json")), **identity(config)}
 
 
 def _require_visible_folders(
@@ -143,13 +157,16 @@ def _train(
     roles = build_roles(config, prompts, reward, host, ranks)
     _announce(config, roles, directory)
     saved_run_id = read_trainer_state(source).wandb_run_id if source else None
-    checkpoints = Checkpoints(config, roles.stack, directory.checkpoint_dir, source, ranks)
+    checkpoints = Checkpoints(
+        config,
+        roles.stack,
+        directory.checkpoint_dir,
+        source,
+        ranks,
+        starting_weights=starting_weights(config, ranks),
+        records=(directory.metrics_file, directory.transitions_file),
+    )
     start = checkpoints.restore()
-    if start >= config.num_rollouts:
-        raise ConfigError(
-            f"load_dir={config.load_dir}: {start} rollouts are done and num_rollouts="
-            f"{config.num_rollouts} is the total. Raise num_rollouts to go on."
-        )
     ranks.on_main(lambda: directory.begin(start))
     transitions = _transition_log(directory, ranks)
     resources.callback(transitions.close)
@@ -206,8 +223,6 @@ def _announce(config: RunConfig, roles: Roles, directory: RunDirectory) -> None:
 
 def _hint(directory: RunDirectory, result: TrainResult) -> str:
     """How an interrupted run can be taken up again."""
-    if result.rollouts_done == result.num_rollouts:
-        return "only the last evaluation is missing"
     if any(directory.checkpoint_dir.glob("checkpoint-*")):
         return f"go on with load_dir={directory.path}"
     return "nothing to save yet"

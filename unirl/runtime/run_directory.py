@@ -12,12 +12,14 @@ from typing import Self
 
 import yaml
 
-from unirl.checkpoint.store import CheckpointStore, find_checkpoint
-from unirl.config.schema import RunConfig
+from unirl.checkpoint.source import Source, checkpoint_directory, find_source, run_directory
+from unirl.checkpoint.store import CheckpointStore
+from unirl.config.schema import AUTO, RunConfig
 from unirl.core.errors import ConfigError
 from unirl.tracking.evaluations import set_aside_evaluations
 from unirl.tracking.files import replacing
-from unirl.tracking.jsonl import rewind
+from unirl.tracking.jsonl import read_rows, rewind
+from unirl.tracking.tracker import Row
 
 logger = logging.getLogger("unirl.runtime")
 
@@ -30,7 +32,7 @@ class RunDirectory:
     """
 
     def __init__(self, config: RunConfig) -> None:
-        self.path = Path(config.output_dir).expanduser() / config.run_name
+        self.path = run_directory(config)
         self._config = config
         self._lock: int | None = None
 
@@ -52,8 +54,7 @@ class RunDirectory:
 
     @property
     def checkpoint_dir(self) -> Path:
-        save_dir = self._config.save_dir
-        return self.path / "checkpoints" if save_dir is None else Path(save_dir).expanduser()
+        return checkpoint_directory(self._config)
 
     def __enter__(self) -> Self:
         """Create and lock the directory.
@@ -89,16 +90,15 @@ class RunDirectory:
     ) -> None:
         self._release()
 
-    def checkpoint_to_resume(self) -> Path | None:
+    def source(self) -> Source:
         """The verified checkpoint that load_dir means.
 
         Raises ConfigError when the directory, or save_dir, holds a run that is not being resumed.
         """
-        source = None
-        if self._config.load_dir is not None:
-            source = find_checkpoint(Path(self._config.load_dir).expanduser())
-        resumes_here = source is not None and (
-            source.resolve().parent == self.checkpoint_dir.resolve()
+        source = find_source(self._config)
+        resumes_here = self._config.load_dir == AUTO or (
+            source.folder is not None
+            and source.folder.resolve().parent == self.checkpoint_dir.resolve()
         )
         has_checkpoints = any(self.checkpoint_dir.glob("checkpoint-*"))
         has_rows = self.metrics_file.exists() and self.metrics_file.stat().st_size > 0
@@ -117,8 +117,17 @@ class RunDirectory:
 
     def begin(self, rollout: int) -> None:
         """Write the resolved config; set aside what lies beyond the rollout to go on with."""
-        rewind(self.metrics_file, rollout)
+        num_taken_back = rewind(self.metrics_file, rollout)
         rewind(self.transitions_file, rollout)
+        if num_taken_back:
+            logger.info(
+                "%d rows that the run had logged beyond rollout %d are in %s.before-resume-%d",
+                num_taken_back,
+                rollout,
+                self.metrics_file.name,
+                rollout,
+            )
+        self._tell_gaps(rollout)
         for path in set_aside_evaluations(self.path, rollout):
             logger.debug("resuming at rollout %d: set aside %s", rollout, path)
         for path in CheckpointStore(self.checkpoint_dir).set_aside_after(rollout):
@@ -127,7 +136,39 @@ class RunDirectory:
         with replacing(self.config_file) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
+    def _tell_gaps(self, rollout: int) -> None:
+        """A file of rows that was cut, or edited, is no record of the run any more."""
+        size = self._config.accumulate_rollouts
+        logged = [row.rollout for row in _rows(self.metrics_file) if row.kind == "rollout"]
+        if not logged:
+            return
+        due = list(range(logged[0], rollout, size))
+        if logged != due:
+            odd = sorted(set(due).symmetric_difference(logged)) or logged
+            logger.warning(
+                "%s does not have one row for every window before rollout %d; look at rollouts %s",
+                self.metrics_file,
+                rollout,
+                ", ".join(map(str, odd[:10])),
+            )
+
+    def is_complete(self, rollouts_done: int) -> bool:
+        """Whether nothing is left to do after so many rollouts: neither one more nor an
+        evaluation that was interrupted."""
+        config = self._config
+        if rollouts_done < config.num_rollouts:
+            return False
+        if config.eval_interval == 0 or rollouts_done % config.eval_interval:
+            return True
+        rows = _rows(self.metrics_file)
+        evaluated = {row.rollout for row in rows if row.kind == "eval"}
+        return not rows or rollouts_done in evaluated
+
     def _release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _rows(file: Path) -> list[Row]:
+    return list(read_rows(file)) if file.exists() else []

@@ -324,7 +324,8 @@ class TrainStack:
                 and not bool(self._backend.local(parameter.grad).isfinite().all())
             ]
             names = sorted({name for names in self._ranks.gather(bad) for name in names})
-            return f"non-finite gradient (norm {grad_norm}) in {', '.join(names) or 'the norm'}"
+            where = f"{len(names)} of {len(self._trained)} tensors: {', '.join(names[:3])}, ..."
+            return f"non-finite gradient (norm {grad_norm}) in {where if names else 'the norm'}"
         if grad_norm == 0:  # the moments alone would still move the weights
             return "zero gradient: equal rewards in every group, or the aim is reached"
         return None
@@ -442,6 +443,20 @@ class TrainStack:
         }
         self._optimizer.load_state_dict({"state": moments, "param_groups": own_groups})
         self._num_steps = optimizer_state["num_steps"]
+        self._num_writes += 1
+
+    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Begin with these trained weights: whole tensors, on every rank. Shadows begin there too.
+
+        Raises ModelError, with nothing written, when they do not fit.
+        """
+        self._require_on_device("load")
+        self._backend.settle()
+        require_fit(self._trained, tensors)
+        for name, parameter in self._trained.items():
+            write_share(self._backend, parameter, tensors[name])
+        for shadow in self._shadows.values():
+            shadow.follow(0.0)
         self._num_writes += 1
 
     def sharded_state(self, adapter_only: bool) -> dict[str, Tensor]:

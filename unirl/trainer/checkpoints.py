@@ -1,53 +1,31 @@
-"""When a run is saved, and how it is resumed."""
+"""When a run is saved, which checkpoints stay, and how it is resumed."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from torch import Tensor
+
+from unirl.checkpoint.changes import changes
+from unirl.checkpoint.identity import differences, identity
 from unirl.checkpoint.state import Format, TrainerState, read_trainer_state, restore, write_state
 from unirl.checkpoint.store import CheckpointStore
 from unirl.checkpoint.together import save_together
 from unirl.config.schema import RunConfig
+from unirl.core.errors import ConfigError
 from unirl.distributed.ranks import Ranks
 from unirl.train.stack import TrainStack
 from unirl.trainer.progress import Progress
 
 logger = logging.getLogger("unirl.checkpoint")
 
-NEUTRAL_KEYS = (
-    "description",
-    "run_name",
-    "output_dir",
-    "device",
-    "num_threads",
-    "num_rollouts",
-    "train_resident",
-    "rollout_resident",
-    "reward_resident",
-    "optimizer_resident",
-    "residency",
-    "device_budget_gib",
-    "overlap_moves",
-    "host_budget_gib",
-    "doctor",
-    "save_reads",
-    "save_interval",
-    "save_dir",
-    "save_mode",
-    "save_format",
-    "load_dir",
-    "num_devices",
-    "backend",
-    "logging",
-)
-"""Keys that may differ on a resume without making it another run."""
-
 
 class Checkpoints:
-    """Saves the train stack on schedule and restores it from `load_dir`."""
+    """Saves the train stack on schedule and restores it from where the run begins."""
 
     def __init__(
         self,
@@ -56,8 +34,13 @@ class Checkpoints:
         directory: Path,
         source: Path | None,
         ranks: Ranks,
+        *,
+        starting_weights: Callable[[], Mapping[str, Tensor]] | None = None,
+        records: Sequence[Path] = (),
     ) -> None:
-        """`source` is the verified checkpoint folder to resume from."""
+        """`source` is the verified checkpoint folder to resume from; without one a run begins with
+        what `starting_weights` gives, or with the model's own. `records` are files that a power cut
+        must leave as long as the checkpoint says."""
         self.wandb_run_id: str | None = None
         self.progress = Progress(config.num_devices)
         self._config = config
@@ -65,6 +48,9 @@ class Checkpoints:
         self._store = CheckpointStore(directory)
         self._source = source
         self._ranks = ranks
+        self._starting_weights = starting_weights
+        self._records = records
+        self._evaluated: tuple[int, Mapping[str, float]] = (-1, {})
         lora = config.stack.lora is not None
         self._format = Format(
             adapter_only=config.save_mode == "adapter" or (config.save_mode == "auto" and lora),
@@ -73,19 +59,37 @@ class Checkpoints:
 
     def restore(self) -> int:
         """Load the checkpoint to resume from; returns the rollout id to go on with."""
-        if self._source is None:
-            return 0
         source = self._source
+        if source is None:
+            if self._starting_weights is not None:
+                self._stack.load_weights(self._starting_weights())
+            return 0
         state = self._ranks.together(lambda: read_trainer_state(source))
         restore(source, self._stack, self._ranks)
-        for line in changed_keys(state.config, self._config.model_dump(mode="json")):
-            logger.warning("resuming with another setting than the run was saved with: %s", line)
+        self._tell_changes(state)
         if state.progress:
             self.progress.resume(state.progress)
         else:
             logger.warning("the checkpoint knows no costs: progress/* counts from this resume on")
-        logger.info("resumed from %s at rollout %d", self._source, state.rollouts_done)
+        logger.info("resumed from %s at rollout %d", source, state.rollouts_done)
         return state.rollouts_done
+
+    def _tell_changes(self, state: TrainerState) -> None:
+        config = self._config
+        changed = changes(state.config, config.model_dump(mode="json"))
+        for line in changed.others:
+            logger.warning("resuming with another setting than the run was saved with: %s", line)
+        for line in differences(state.identity, identity(config)):
+            logger.warning("resuming with something else than the run was saved with: %s", line)
+        if changed.safe:
+            logger.info("changed since, without making it another run: %s", "; ".join(changed.safe))
+        between = state.rollouts_done % config.weight_sync_interval
+        if between and not config.save_is_due(state.rollouts_done):
+            logger.warning(
+                "the run was stopped between two weight syncs: the next %d rollouts are sampled "
+                "with newer weights than the run that is never stopped would have used",
+                config.weight_sync_interval - between,
+            )
 
     @property
     def read_the_device(self) -> bool:
@@ -95,47 +99,87 @@ class Checkpoints:
     def is_due(self, rollouts_done: int) -> bool:
         return self._config.save_is_due(rollouts_done)
 
+    def evaluated(self, rollouts_done: int, metrics: Mapping[str, float]) -> None:
+        """Note how the present weights did on held-out prompts.
+
+        Raises ConfigError when the run's first evaluation has no metric that keep_best names.
+        """
+        name, is_first = self._config.keep_best, self._evaluated[0] < 0
+        if is_first and self._config.save_interval and name is not None and name not in metrics:
+            raise ConfigError(
+                f"keep_best={name}: this run's evaluations give {', '.join(sorted(metrics))}. "
+                "Set keep_best to one of them, or to null."
+            )
+        self._evaluated = (rollouts_done, metrics)
+
     def save(self, rollouts_done: int) -> Path:
         """Write checkpoint-<rollouts_done>; see `read_the_device` for where the weights must be.
 
         All ranks together: rank 0 makes the folder and gives it its final name, once every rank
         has written its part. Raises CheckpointError on all ranks when one cannot write.
         """
+        step, metrics = self._evaluated
         state = TrainerState(
             rollouts_done=rollouts_done,
             optimizer_step=self._stack.weight_version,
             wandb_run_id=self.wandb_run_id,
             config=self._config.model_dump(mode="json"),
             progress=self.progress.state(),
+            identity=identity(self._config),
+            evaluation=_finite(metrics) if step == rollouts_done else {},
         )
 
         def write(folder: Path) -> None:
             write_state(folder, self._stack, state, self._format, self._ranks)
 
+        if self._ranks.is_main:
+            _force_to_disk(self._records)
         path = save_together(self._store, rollouts_done, write, self._ranks)
         logger.info("saved %s", path)
+        if self._ranks.is_main:
+            keep_the_best(self._store, self._config)
         return path
 
 
-def changed_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`key: old -> new` for every setting that differs and is not neutral."""
-    old, new = flatten(saved), flatten(now)
-    neutral = set(NEUTRAL_KEYS)
-    if new["stack.scheduler.type"] != "constant" and new["stack.scheduler.total_steps"] is None:
-        neutral.remove("num_rollouts")  # the learning rate ends with the run
-    return [
-        f"{key}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key.split(".")[0] not in neutral
-    ]
+def keep_the_best(store: CheckpointStore, config: RunConfig) -> None:
+    """Point `best` at the best checkpoint, and delete what save_keep does not keep.
+
+    A disk that refuses is a warning: everything that matters has been written.
+    """
+    best = None if config.keep_best is None else best_step(store, config.keep_best)
+    try:
+        store.mark_best(best)
+    except OSError as error:
+        logger.warning("the link to the best checkpoint, %s, cannot be made: %s", best, error)
+    if config.save_keep is None:
+        return
+    try:
+        for step in store.retain(config.save_keep, besides=best):
+            logger.info("deleted checkpoint-%d: save_keep=%d", step, config.save_keep)
+    except OSError as error:
+        logger.warning("an old checkpoint cannot be deleted: %s", error)
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def best_step(store: CheckpointStore, metric: str) -> int | None:
+    """The step whose weights had the highest evaluation, the latest of equals; None where no
+    checkpoint was evaluated."""
+    values = {
+        step: read_trainer_state(store.folder(step)).evaluation.get(metric)
+        for step in store.steps()
+    }
+    known = [(value, step) for step, value in values.items() if value is not None]
+    return max(known)[1] if known else None
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _force_to_disk(files: Sequence[Path]) -> None:
+    for file in files:
+        if file.exists():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

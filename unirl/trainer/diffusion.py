@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from unirl.algorithms.advantage import AdvantageRule
 from unirl.config.schema import RunConfig
+from unirl.core.errors import CheckpointError, RewardError
 from unirl.core.types import ScoredRollout
 from unirl.data.stream import PromptStream
 from unirl.distributed.sharding import own_prompts, sample_places
@@ -71,39 +72,57 @@ class DiffusionTrainer:
         self._should_stop = should_stop
         self._progress = progress
         self._advantage_rule = AdvantageRule.of(config)
-        self._resumed_at: int | None = None
+        self._begun_at: int | None = None
         self._evaluation_dropped = False
+        self._done = self._saved = 0
+        """Rollouts trained on, and how many of them are in a checkpoint."""
+        self._version_done = stack.weight_version
+        """Of the weights after them."""
 
     def train(self, start: int) -> TrainResult:
         """Run rollouts from `start` up to num_rollouts, or until asked to stop.
 
         `start` is above 0 when the roles were restored from a checkpoint. A run that is stopped
-        early writes a checkpoint first.
+        early, or that fails outside of an optimizer step, writes a checkpoint first.
         """
+        total = self._config.num_rollouts
+        self._begun_at = start if start > 0 or self._config.start_from is not None else None
+        self._done = self._saved = start
+        self._version_done = self._stack.weight_version
+        try:
+            self._run(start)
+        except Exception as error:
+            self._save_what_is_whole(error)
+            raise
+        interrupted = self._done < total or self._evaluation_dropped
+        if interrupted and self._done > self._saved:
+            self._save(self._done)
+        return TrainResult(self._done, total, interrupted)
+
+    def _run(self, start: int) -> None:
         config = self._config
-        done = start
-        self._resumed_at = start if start > 0 else None
         if config.eval_interval > 0:
             self._evaluate(start)
         for window in windows(start, config.num_rollouts, config.accumulate_rollouts):
-            if self._should_stop():
+            if self._should_stop() or not self.train_window(window):
                 break
-            self.train_window(window)
-            done = window[-1] + 1
-            if config.eval_interval > 0 and done % config.eval_interval == 0:
-                self._evaluate(done)
-            if self._checkpoints.is_due(done):
-                self._save(done)
-        interrupted = done < config.num_rollouts or self._evaluation_dropped
-        if interrupted and done > start and not self._checkpoints.is_due(done):
-            self._save(done)
-        return TrainResult(done, config.num_rollouts, interrupted)
+            self._done, self._version_done = window[-1] + 1, self._stack.weight_version
+            if config.eval_interval > 0 and self._done % config.eval_interval == 0:
+                self._evaluate(self._done)
+            if self._checkpoints.is_due(self._done):
+                self._save(self._done)
 
-    def train_window(self, window: range) -> None:
-        """Collect accumulate_rollouts rollouts, then train on all of them at once."""
+    def train_window(self, window: range) -> bool:
+        """Collect accumulate_rollouts rollouts, then train on all of them at once.
+
+        False, with nothing trained, when the run was asked to stop between two phases: the window
+        is collected again, and alike, when the run is resumed.
+        """
         clock = self._phases.clock
         with clock.phase("total"):
-            scored = [self._collect(rollout_id) for rollout_id in window]
+            scored = self._collect_window(window)
+            if scored is None:
+                return False
             with clock.phase("train"):
                 self._phases.residency.enter(Role.TRAIN)
                 updates = self._stack.update(scored, self._optimizer_there)
@@ -114,14 +133,29 @@ class DiffusionTrainer:
         )
         self._count(metrics)
         self._log("rollout", window[-1], metrics)
+        return True
 
-    def _collect(self, rollout_id: int) -> ScoredRollout:
+    def _collect_window(self, window: range) -> list[ScoredRollout] | None:
+        """None when the run was asked to stop meanwhile."""
+        scored = []
+        for rollout_id in window:
+            one = self._collect(rollout_id)
+            if one is None or self._should_stop():
+                return None
+            scored.append(one)
+        return scored
+
+    def _collect(self, rollout_id: int) -> ScoredRollout | None:
         """Sample and score one rollout, and compare each sample with its siblings."""
         config = self._config
         self._transitions.at(rollout_id, "window")
         request = self._requests.training(rollout_id, self._prompts.batch(rollout_id))
-        sync_due = sync_is_due(rollout_id, config.weight_sync_interval, self._resumed_at)
+        was_saved = self._checkpoints.is_due(rollout_id)
+        interval = config.weight_sync_interval
+        sync_due = sync_is_due(rollout_id, interval, self._begun_at, was_saved)
         rollout = self._phases.generate(request, sync_weights=sync_due)
+        if self._should_stop():
+            return None
         rewards = self._phases.score(request, rollout)
         prompts = own_prompts(len(request.prompts), self._phases.ranks)
         return ScoredRollout(
@@ -142,6 +176,7 @@ class DiffusionTrainer:
         if evaluation is None:
             self._evaluation_dropped = True
             return
+        self._checkpoints.evaluated(rollouts_done, evaluation.metrics)
         self._log("eval", rollouts_done, evaluation.metrics)
         for panel in evaluation.panels:
             self._tracker.show(panel)
@@ -149,12 +184,31 @@ class DiffusionTrainer:
     def _save(self, rollouts_done: int) -> None:
         self._transitions.at(rollouts_done, "save")
         with self._phases.clock.phase("save"):
-            if not self._checkpoints.read_the_device:
+            if self._checkpoints.read_the_device:
+                self._phases.residency.enter(Role.TRAIN)
+                with self._phases.residency.borrowed("save"):
+                    self._checkpoints.save(rollouts_done)
+            else:
                 self._checkpoints.save(rollouts_done)
-                return
-            self._phases.residency.enter(Role.TRAIN)
-            with self._phases.residency.borrowed("save"):
-                self._checkpoints.save(rollouts_done)
+        self._saved = rollouts_done
+
+    def _save_what_is_whole(self, error: Exception) -> None:
+        """Before a failed run ends: the weights of the last window, unless a step tore them.
+
+        On several ranks only after a failed reward, which all of them know of: the others may be
+        waiting in some exchange. A save that failed is not tried again.
+        """
+        all_know = self._phases.ranks.world_size == 1 or isinstance(error, RewardError)
+        is_whole = self._stack.weight_version == self._version_done
+        is_disk = isinstance(error, CheckpointError)
+        if is_disk or not (all_know and is_whole and self._done > self._saved):
+            return
+        try:
+            self._save(self._done)
+        except Exception as second:
+            logger.warning("the state after %d rollouts is lost: %s", self._done, second)
+            return
+        logger.warning("the run failed; its first %d rollouts are saved", self._done)
 
     def _optimizer_there(self) -> AbstractContextManager[None]:
         return self._phases.residency.borrowed("optimizer step")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path(sys.argv[-1])
+RANK_0_PRINTS_SECONDS = 1.0
+"""As in unirl.cli.main."""
 
 
 def greet() -> int:
@@ -26,22 +28,25 @@ def refuse() -> int:
     """Each rank finds the same wrong configuration, and rank 0 prints it."""
     if RANK == 0:
         print("error: set a", file=sys.stderr)
+    else:
+        time.sleep(RANK_0_PRINTS_SECONDS)
     return 3
 
 
 def stop_slowly() -> int:
     """Ends by itself when the test says that the work in hand is done."""
-    signals = []
-    signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
+    signals: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: signals.append(number))
     mark("ready")
     while not signals:
         time.sleep(0.02)
     mark("stopping")
     while not (FOLDER / "finish").exists():
         time.sleep(0.02)
-    assert signals == [signal.SIGINT]
+    assert len(signals) == 1
     mark("saved")
-    return 130
+    return 128 + signals[0]
 
 
 def train() -> int:

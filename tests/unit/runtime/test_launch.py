@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 HANG_SECONDS = 60
 """What a test waits for at most, with room for the start of the ranks on a busy machine."""
@@ -43,14 +44,15 @@ def test_a_refused_configuration_is_printed_once() -> None:
     assert (output, errors) == ("", "error: set a\n")
 
 
-def test_the_first_signal_lets_ranks_finish(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_lets_ranks_finish(tmp_path: Path, number: signal.Signals) -> None:
     with launched(2, "stop", str(tmp_path)) as process:
         await_files(tmp_path, "ready", 2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         await_files(tmp_path, "stopping", 2)
         (tmp_path / "finish").touch()
         output, errors = process.communicate(timeout=HANG_SECONDS)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert (output, errors) == ("", "")
     assert (tmp_path / "saved-0").exists() or (tmp_path / "saved-1").exists()
 

@@ -1,15 +1,20 @@
-"""When a run is saved, and what a resume says about changed settings."""
+"""When a run is saved, which checkpoints stay, and what the best one is."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import run_config
 
+from unirl.checkpoint.state import TrainerState
+from unirl.checkpoint.store import CheckpointStore
+from unirl.core.errors import ConfigError
 from unirl.distributed.ranks import OneRank
-from unirl.trainer.checkpoints import Checkpoints, changed_keys
+from unirl.trainer.checkpoints import Checkpoints, best_step, keep_the_best
 
 
 def checkpoints(**overrides: Any) -> Checkpoints:
@@ -30,56 +35,45 @@ def test_a_fresh_run_starts_at_zero():
     assert checkpoints().restore() == 0
 
 
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    left, right = (run_config(c).model_dump(mode="json") for c in (before, after))
-    return changed_keys(left, right)
+def evaluated_store(folder: Path, values: dict[int, float | None]) -> CheckpointStore:
+    """Checkpoints by step with the held-out reward they had, None for those not evaluated."""
+    store = CheckpointStore(folder)
+    for step, value in values.items():
+        metrics = {} if value is None else {"eval/reward_mean": value}
+        state = TrainerState(step, step, None, {}, evaluation=metrics)
 
+        def write(path: Path, state: TrainerState = state) -> None:
+            (path / "trainer_state.json").write_text(json.dumps(asdict(state)))
 
-def test_equal_settings_and_neutral_ones_are_not_reported():
-    assert changes({}, {}) == []
-    neutral = {
-        "run_name": "other",
-        "output_dir": "elsewhere",
-        "num_rollouts": 99,
-        "train_resident": False,
-        "rollout_resident": True,
-        "reward_resident": False,
-        "save_interval": 5,
-        "load_dir": "x",
-        "logging.media_scale": 3,
-    }
-    assert changes({}, neutral) == []
+        store.save(step, write)
+    return store
 
 
 @pytest.mark.parametrize(
-    ("key", "old", "new", "line"),
+    ("values", "best"),
     [
-        ("seed", 0, 1, "seed: 0 -> 1"),
-        (
-            "stack.optimizer.learning_rate",
-            1e-3,
-            1e-4,
-            "stack.optimizer.learning_rate: 0.001 -> 0.0001",
-        ),
-        ("eval_num_prompts", 4, 8, "eval_num_prompts: 4 -> 8"),
-        ("sampling.sde_steps.num_steps", 2, 1, "sampling.sde_steps.num_steps: 2 -> 1"),
+        ({1: 0.2, 2: 0.9, 3: 0.4}, 2),
+        ({1: 0.9, 2: 0.9, 3: 0.4}, 2),
+        ({1: None, 2: None}, None),
+        ({1: None, 2: -3.0, 3: None}, 2),
     ],
 )
-def test_each_changed_setting_is_named_with_both_values(key, old, new, line):
-    assert changes({key: old}, {key: new}) == [line]
+def test_the_best_checkpoint_is_the_one_with_the_highest_evaluation(tmp_path, values, best):
+    assert best_step(evaluated_store(tmp_path, values), "eval/reward_mean") == best
 
 
-def test_added_and_removed_blocks_are_reported():
-    scorer = {"color": {"path": "color"}}
-    lines = changes({}, {"reward.scorers": scorer})
-    assert "reward.scorers.color.path: None -> color" in lines
-    assert "stack.lora: None -> None" not in changes({"stack.lora": None}, {})
-    assert "stack.lora.rank: None -> 2" in changes({"stack.lora": None}, {})
+def test_the_newest_and_the_best_one_stay_and_are_marked(tmp_path):
+    store = evaluated_store(tmp_path, {1: 0.1, 2: 0.9, 3: 0.4, 4: None, 5: 0.3})
+    keep_the_best(store, run_config({"save_keep": 2}))
+    assert store.steps() == [5, 4, 2]
+    assert (tmp_path / "best").resolve().name == "checkpoint-2"
+    keep_the_best(store, run_config({"save_keep": 1, "keep_best": None}))
+    assert store.steps() == [5]
+    assert not (tmp_path / "best").exists()
 
 
-def test_the_length_of_the_run_counts_when_the_learning_rate_depends_on_it():
-    schedule = {"stack.scheduler.type": "cosine"}
-    longer = schedule | {"num_rollouts": 99}
-    assert changes(schedule, longer) == ["num_rollouts: 4 -> 99"]
-    fixed = {"stack.scheduler.total_steps": 50}
-    assert changes(schedule | fixed, longer | fixed) == []
+def test_a_metric_that_no_evaluation_gives_is_refused_at_the_first_one():
+    kept = checkpoints(keep_best="eval/judge_taste_mean", save_interval=1)
+    with pytest.raises(ConfigError, match=r"keep_best=eval/judge_taste_mean.*eval/reward_mean"):
+        kept.evaluated(0, {"eval/reward_mean": 0.5})
+    checkpoints(keep_best="eval/judge_taste_mean").evaluated(0, {"eval/reward_mean": 0.5})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from unirl.algorithms.making import make_algorithm
 from unirl.config.schema import RewardConfig
+from unirl.core.errors import RewardError
 from unirl.core.types import PromptRecord, ScoredRollout, UpdateStats
 from unirl.data.stream import PromptStream
 from unirl.distributed.ranks import OneRank
@@ -95,6 +96,9 @@ class RecordingCheckpoints:
 
     def is_due(self, done: int) -> bool:
         return self._interval > 0 and (done % self._interval == 0 or done == self._last)
+
+    def evaluated(self, done: int, metrics: Mapping[str, float]) -> None:
+        self._recording.events.add(f"evaluated {done}")
 
     def save(self, done: int) -> None:
         self._recording.events.add(f"save {done}")
@@ -293,6 +297,59 @@ def test_a_stop_during_an_evaluation_drops_it_and_saves(tmp_path):
     assert run.events("save") == ["save 2"]
 
 
+@pytest.mark.parametrize("stop_at", ["generate", "score"])
+def test_a_stop_within_a_window_ends_after_the_phase_and_drops_the_window(tmp_path, stop_at):
+    run = Run(
+        tmp_path,
+        num_rollouts=6,
+        accumulate_rollouts=2,
+        should_stop=lambda: len(run.events(stop_at)) == 3,
+    )
+    assert ended(run.train()) == (2, True)
+    assert len(run.events("generate")) == 3
+    assert len(run.events("score")) == (2 if stop_at == "generate" else 3)
+    assert run.events("step", "save") == ["step on 2", "save 2"]
+    assert [row.rollout for row in run.rows.rows] == [1]
+
+
+def fail_when(run: Run, is_time: Callable[[str], bool], message: str) -> None:
+    """From now on events at that time raise."""
+    events, add = run.recording.events, run.recording.events.add
+
+    def failing_add(event: str) -> None:
+        if is_time(event):
+            raise RewardError(message)
+        add(event)
+
+    events.add = failing_add  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("failing", ["generate", "score"])
+def test_a_failure_outside_of_a_step_saves_what_is_trained(tmp_path, failing):
+    run = Run(tmp_path, num_rollouts=4)
+
+    fail_when(run, lambda event: event == failing and len(run.events("step")) == 2, "outage")
+    with pytest.raises(RewardError, match="outage"):
+        run.train()
+    assert run.events("save") == ["save 2"]
+
+
+def test_a_failure_after_a_save_saves_nothing_again(tmp_path):
+    run = Run(tmp_path, num_rollouts=4, save_interval=1)
+    fail_when(run, lambda event: event == "generate" and bool(run.events("save")), "outage")
+    with pytest.raises(RewardError, match="outage"):
+        run.train()
+    assert run.events("save") == ["save 1"]
+
+
+def test_weights_that_a_step_tore_are_not_saved(tmp_path):
+    run = Run(tmp_path, num_rollouts=4)
+    fail_when(run, lambda event: "step" in event and len(run.events("step")) == 2, "halfway")
+    with pytest.raises(RewardError, match="halfway"):
+        run.train()
+    assert run.events("save") == []
+
+
 def test_a_finished_run_that_is_resumed_only_evaluates(tmp_path):
     run = Run(tmp_path, num_rollouts=3, eval_interval=1)
     assert ended(run.train(start=3)) == (3, False)
@@ -387,6 +444,9 @@ class NoCheckpoints:
 
     def is_due(self, done: int) -> bool:
         return False
+
+    def evaluated(self, done: int, metrics: Mapping[str, float]) -> None:
+        return
 
 
 @pytest.mark.parametrize("replica", [False, True])

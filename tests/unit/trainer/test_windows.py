@@ -36,4 +36,14 @@ def test_windows_cover_the_rest_of_the_run_in_order(start, total, size, expected
 def test_a_sync_is_due_every_interval_but_not_first_and_always_after_a_resume(
     interval, resumed_at, expected
 ):
-    assert [i for i in range(7) if sync_is_due(i, interval, resumed_at)] == expected
+    assert [i for i in range(7) if sync_is_due(i, interval, resumed_at, False)] == expected
+
+
+def test_a_sync_follows_a_scheduled_save_since_one_follows_a_resume():
+    saved = [i for i in range(7) if sync_is_due(i, 3, None, i % 2 == 0)]
+    assert saved == [2, 3, 4, 6]
+
+
+def test_a_run_that_begins_with_other_weights_syncs_before_its_first_rollout():
+    assert sync_is_due(0, 5, 0, False)
+    assert not sync_is_due(0, 5, None, True)

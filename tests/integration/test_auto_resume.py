@@ -1,0 +1,99 @@
+"""`load_dir=auto`: the same command line starts a run and takes it up again, whatever ended it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from runs import Run, assert_same_state, contents, start, train, wait_until
+
+AUTO = ("load_dir=auto", "save_interval=2", "num_rollouts=4", "doctor=false")
+
+
+def outage(after: int) -> str:
+    """Override: a reward that fails for good after so many calls."""
+    own = f"own:{{path:'failing_scorers:FailsAfter',args:{{num_calls:{after}}}}}"
+    return f"reward.scorers={{ocr:null,color:null,{own}}}"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("whole") / "run", *AUTO)
+
+
+def test_auto_starts_a_run_and_leaves_a_complete_one_alone(whole: Run) -> None:
+    assert whole.exit_code == 0, whole.errors
+    assert whole.checkpoints == ["checkpoint-2", "checkpoint-4"]
+    before = contents(whole.directory)
+    again = train(whole.directory, *AUTO)
+    assert again.exit_code == 0
+    assert "is complete: 4 rollouts are done" in again.output
+    assert contents(whole.directory) == before
+
+
+def test_auto_passes_over_a_damaged_checkpoint_and_says_why(whole: Run, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", *AUTO)
+    weights = run.checkpoint(4) / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    again = train(run.directory, *AUTO)
+    assert again.exit_code == 0, again.errors
+    assert "load_dir=auto passes over a checkpoint" in again.output
+    assert f"{weights} is damaged: expected" in again.output
+    assert_same_state(whole, again, step=4)
+    assert again.numbers() == whole.numbers()
+    assert "checkpoint-4.before-resume-2" in again.checkpoints, "not deleted"
+
+
+def test_an_outage_of_the_reward_saves_what_is_trained(tmp_path: Path) -> None:
+    settings = ("save_interval=100", "num_rollouts=4", "load_dir=auto", "doctor=false")
+    whole = train(tmp_path / "whole", *settings, outage(100))
+    failed = train(tmp_path / "run", *settings, outage(3))
+    assert failed.exit_code == 1
+    assert "TimeoutError: no answer" in failed.errors
+    assert "the run failed; its first 3 rollouts are saved" in failed.output
+    assert failed.checkpoints == ["checkpoint-3"]
+    resumed = train(tmp_path / "run", *settings, outage(100))
+    assert resumed.exit_code == 0, resumed.errors
+    assert_same_state(whole, resumed, step=4)
+    assert resumed.numbers() == whole.numbers()
+
+
+def test_sigterm_within_a_window_ends_after_the_phase_and_loses_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    settings = ("accumulate_rollouts=3", "load_dir=auto", "doctor=false")
+    process = start(directory, *settings, "num_rollouts=3000")
+    metrics = directory / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert f"go on with load_dir={directory}" in output
+    (checkpoint,) = (directory / "checkpoints").glob("checkpoint-*")
+    done = int(checkpoint.name.split("-")[1])
+    assert done % 3 == 0
+    total = (f"num_rollouts={done + 3}", "save_interval=999")
+    resumed = train(directory, *settings, *total)
+    whole = train(tmp_path / "whole", *settings, *total)
+    assert_same_state(whole, resumed, step=done + 3)
+    assert resumed.numbers() == whole.numbers()
+
+
+def test_a_run_that_is_out_of_time_ends_with_its_own_exit_code(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "max_hours=1e-9")
+    assert run.exit_code == 124
+    assert "stopped after 0 rollouts" in run.output
+
+
+def test_files_that_changed_since_the_save_are_named(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    shipped = Path(__file__).parents[2] / "unirl/assets/numbers/train.jsonl"
+    prompts.write_text(shipped.read_text())
+    settings = ("save_interval=1", "num_rollouts=1", f"data.train={prompts}")
+    run = train(tmp_path / "run", *settings)
+    prompts.write_text("".join(shipped.read_text().splitlines(keepends=True)[:-1]))
+    resumed = train(run.directory, *settings, "num_rollouts=2", "load_dir=auto", "num_threads=1")
+    assert "something else than the run was saved with: content of data.train" in resumed.output
+    assert "without making it another run: load_dir: None -> auto; num_rollouts: 1 -> 2" in (
+        resumed.output
+    )
