@@ -28,6 +28,10 @@ class _Sign:
     minus: float = 0.0
     """Taken off, where what matters is the distance from a value."""
     floor: float | None = 0.0
+    compares: bool = False
+    """Of no meaning where there is one sample of each prompt."""
+    is_a_setting: bool = False
+    """A value that never changes is nothing to look at, whatever it is."""
     level: tuple[str, str] | None = None
     """Key of the config and label of a limit."""
 
@@ -71,11 +75,13 @@ _SIGNS = (
         "1, or below it where several scorers are added.",
         std="rollout/advantage_std",
         floor=None,
+        compares=True,
     ),
     _Sign(
         "Groups without a difference",
         "rollout/zero_std_group_ratio",
         "Part of the prompts whose samples all got the same reward: nothing is learned from them.",
+        compares=True,
     ),
     _Sign(
         "Gradient norm",
@@ -102,6 +108,7 @@ _SIGNS = (
         "Learning rate",
         "train/lr",
         "Mean over the optimizer steps of a window.",
+        is_a_setting=True,
     ),
 )
 
@@ -124,13 +131,11 @@ def health(runs: Sequence[ShownRun]) -> Health:
     signs = _SIGNS if len(runs) == 1 else [_of_several(sign) for sign in _SIGNS]
     for sign in signs:
         lines = list(_lines(runs, sign))
-        if not lines:
-            continue
         value = _constant(lines)
-        if value is None or len(lines[0].ys) == 1:
-            drawn.append(_titled(runs, sign, lines))
-        else:
+        if value is not None and (value == 0 or sign.is_a_setting):
             quiet.append((sign.title, f"{figure(value)} throughout"))
+        elif lines:
+            drawn.append(_titled(runs, sign, lines))
     return Health(tuple(drawn), tuple(quiet), tuple(_others(runs)))
 
 
@@ -173,7 +178,7 @@ def _meaning(name: str) -> str:
 def _lines(runs: Sequence[ShownRun], sign: _Sign) -> Iterator[Line]:
     for run in runs:
         rows = [row for row in run.files.of_kind("rollout") if sign.metric in row.metrics]
-        if not rows:
+        if not rows or (sign.compares and not _compares(run)):
             continue
         ys = [row.metrics[sign.metric] - sign.minus for row in rows]
         lows, highs = _spread(rows, ys, sign) if len(runs) == 1 else ((), ())
@@ -186,6 +191,11 @@ def _lines(runs: Sequence[ShownRun], sign: _Sign) -> Iterator[Line]:
             highs=highs,
             dashed=run.dashed,
         )
+
+
+def _compares(run: ShownRun) -> bool:
+    """Whether there are siblings to compare a sample with."""
+    return _setting(run, "sampling.samples_per_prompt") != 1
 
 
 def _spread(
@@ -202,9 +212,8 @@ def _spread(
 
 def _constant(lines: Sequence[Line]) -> float | None:
     """The value that all lines have everywhere, without a spread."""
-    values = {y for line in lines for y in line.ys}
-    alone = len(values) == 1 and not any(line.lows for line in lines)
-    return values.pop() if alone and math.isfinite(next(iter(values))) else None
+    values = {y for line in lines for y in (*line.ys, *line.lows, *line.highs)}
+    return values.pop() if len(values) == 1 and math.isfinite(min(values)) else None
 
 
 def _titled(runs: Sequence[ShownRun], sign: _Sign, lines: Sequence[Line]) -> Titled:

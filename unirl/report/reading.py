@@ -111,7 +111,7 @@ def read_run(path: Path) -> RunFiles:
         rows=tuple(_rows(path / "metrics.jsonl", notes)),
         evaluations=tuple(_evaluations(path, notes)),
         findings=_findings(path / "doctor.json", notes),
-        moves=tuple(_lines(path / "transitions.jsonl", notes)),
+        moves=tuple(_moves(path / "transitions.jsonl", notes)),
         events=tuple(_events(path / "trace.json")),
         log=tuple(_log_entries(path / "run.log")),
         is_held=_is_held(path / ".lock"),
@@ -180,6 +180,20 @@ def _rows(path: Path, notes: list[str]) -> Iterator[Row]:
             notes.append("A line of metrics.jsonl is no row of metrics; it is left out.")
             continue
         yield Row(kind, rollout, step, numbers)
+
+
+_MOVE = {"component", "role", "move", "moved_bytes", "dropped_bytes", "seconds"}
+
+
+def _moves(path: Path, notes: list[str]) -> Iterator[Json]:
+    strange = 0
+    for line in _lines(path, notes):
+        if line.keys() >= _MOVE and (line["component"] is None or "device_bytes" in line):
+            yield line
+        else:
+            strange += 1
+    if strange:
+        notes.append(f"{plural(strange, 'line')} of {path.name} have fields missing; left out.")
 
 
 def _evaluations(run: Path, notes: list[str]) -> Iterator[Evaluation]:

@@ -60,6 +60,16 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     assert run.name == "broken"
 
 
+def test_lines_of_another_version_are_left_out_with_a_note(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    (path / "transitions.jsonl").write_text('{"seq": 1, "role": "train"}\n')
+    (path / "evaluations" / "eval-000012.jsonl").write_text('{"question": 1}\n')
+    run = read_run(path)
+    assert run.moves == ()
+    assert [evaluation.step for evaluation in run.evaluations] == [0]
+    assert len(run.notes) == 2
+
+
 def test_a_folder_that_is_no_run_names_what_was_expected(tmp_path: Path) -> None:
     write_run(tmp_path / "one")
     with pytest.raises(UnirlError, match=r"neither config\.yaml nor metrics\.jsonl.*below it: one"):
