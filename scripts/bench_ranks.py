@@ -35,7 +35,7 @@ from unirl.residency.policy import ResidencyPolicy
 from unirl.residency.trace import TransitionLog
 from unirl.runtime.build import build_host, build_reward_role, build_roles, load_all_prompts
 from unirl.runtime.loop import build_trainer
-from unirl.tracking.tracker import Row, Sink, Tracker
+from unirl.tracking.tracker import Panel, Row, Sink, Tracker
 from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints
 
@@ -140,7 +140,7 @@ class Rows(Sink):
     def log(self, row: Row) -> None:
         self.metrics.append(row.metrics)
 
-    def image(self, name: str, path: Path, rollout: int) -> None:
+    def show(self, panel: Panel) -> None:
         return
 
     def close(self) -> None:

@@ -46,6 +46,12 @@ def train_under_kills(directory: Path, kind: str, seed: int, num_kills: int) -> 
     return killed, Run(exit_code, directory, output, "")
 
 
+def evaluated(run: Run) -> dict[str, bytes]:
+    """Scores and images of every evaluation, by file."""
+    found = [*run.directory.glob("evaluations/*.jsonl"), *run.directory.glob("images/eval-*/*")]
+    return {file.relative_to(run.directory).as_posix(): file.read_bytes() for file in found}
+
+
 @pytest.mark.parametrize(("kind", "seed"), [(kind, n) for n, kind in enumerate(KINDS)])
 def test_kills_at_random_moments_change_nothing(tmp_path: Path, kind: str, seed: int) -> None:
     recipe, settings = KINDS[kind]
@@ -58,5 +64,6 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path, kind: str, seed:
     assert_same_state(whole, killed, step=6)
     kept = [name for name in killed.checkpoints if "before-resume" not in name]
     assert kept == whole.checkpoints
+    assert evaluated(killed) == evaluated(whole)
     best = {(run.directory / "checkpoints" / "best").resolve().name for run in (whole, killed)}
     assert len(best) == 1
