@@ -101,6 +101,17 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Titled:
+    """A drawing with what is to be said about it."""
+
+    title: str
+    sentence: str
+    drawing: Drawing
+    value: str = ""
+    """Beside the title: what it came to."""
+
+
+@dataclass(frozen=True)
 class Axis:
     """What a chart runs over."""
 

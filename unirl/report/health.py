@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from unirl.report.charts import Axis, Level, Line, draw
-from unirl.report.learning import Titled
+from unirl.report.charts import Axis, Level, Line, Titled, draw
 from unirl.report.numbers import figure
 from unirl.report.shown import ShownRun
 from unirl.tracking.metrics import describe

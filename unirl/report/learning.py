@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from unirl.report import numbers
-from unirl.report.charts import Axis, Drawing, Line, draw
+from unirl.report.charts import Axis, Drawing, Line, Titled, draw
 from unirl.report.numbers import PER_CENT_95
 from unirl.report.reading import RunFiles
 from unirl.report.scales import Scale
@@ -21,17 +21,6 @@ REWARD = "eval/reward_mean"
 _JUDGE = "judge_"
 _MANY_ROWS = 60
 """From here on a training curve is shown as a running mean, with every window behind it."""
-
-
-@dataclass(frozen=True)
-class Titled:
-    """A drawing with what is to be said about it."""
-
-    title: str
-    sentence: str
-    drawing: Drawing
-    value: str = ""
-    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,7 +180,6 @@ def _scores(
             _score_sentence(name),
             drawn([replace(line, dashed=judges) for line in lines], num_x_ticks=4, num_y_ticks=4),
             "" if _only(groups) is None else _first_and_last(lines),
-            dashed=judges,
         )
 
 
