@@ -120,6 +120,8 @@ class Axis:
     """Of the values, for the ticks' unit."""
     text: Callable[[float], str] = figure
     """A value in the read-out."""
+    whole: bool = False
+    """Whether only whole numbers have a meaning."""
 
 
 def draw(
@@ -200,7 +202,7 @@ def _with_levels(scale: Scale, levels: Sequence[Level]) -> tuple[Scale, list[Lev
 
 
 def _x_ticks(scale: Scale, axis: Axis, most: int) -> list[Tick]:
-    return Scale(scale.low / axis.divisor, scale.high / axis.divisor).ticks(most)
+    return Scale(scale.low / axis.divisor, scale.high / axis.divisor).ticks(most, axis.whole)
 
 
 def _drawn(

@@ -107,5 +107,5 @@ def per_window(run: ShownRun) -> Drawing | None:
         if sum(seconds) >= 0.002 * sum(top):
             areas.append(Area(_TITLES.get(name, "Other"), xs, floor, top, COLOURS[name]))
         floor = top
-    axis = Axis("rollouts", text=lambda value: f"rollout {value:,.0f}")
+    axis = Axis("rollouts", text=lambda value: f"rollout {value:,.0f}", whole=True)
     return draw_areas(areas, axis, duration) if areas else None

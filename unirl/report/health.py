@@ -218,7 +218,7 @@ def _constant(lines: Sequence[Line]) -> float | None:
 def _titled(runs: Sequence[ShownRun], sign: _Sign, lines: Sequence[Line]) -> Titled:
     drawing = draw(
         lines,
-        Axis("rollouts", text=lambda value: f"rollout {value:,.0f}"),
+        Axis("rollouts", text=lambda value: f"rollout {value:,.0f}", whole=True),
         floor=sign.floor,
         levels=list(_levels(runs, sign)),
         most_points=max(80, _MOST_POINTS // len(lines)),

@@ -86,7 +86,8 @@ def _has_seeds(groups: Sequence[Family]) -> bool:
 
 def _axis(cost: _Cost, rows: Sequence[Row]) -> Axis:
     if not cost.is_time:
-        return Axis(cost.name.lower(), text=lambda value: f"{value:,.0f} {cost.name.lower()}")
+        name = cost.name.lower()
+        return Axis(name, text=lambda value: f"{value:,.0f} {name}", whole=True)
     longest = max(cost.of(row) for row in rows)
     unit, divisor = next(
         (unit for unit in (("h", 3600.0), ("min", 60.0)) if longest >= 2 * unit[1]), ("s", 1.0)

@@ -48,20 +48,22 @@ class Scale:
     def place(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, most: int) -> list[Tick]:
-        """At round values within the axis, at most `most`."""
-        values = round_values(self.low, self.high, most)
+    def ticks(self, most: int, whole: bool = False) -> list[Tick]:
+        """At round values within the axis, at most `most`; `whole`: at whole numbers only."""
+        values = round_values(self.low, self.high, most, whole)
         return [
             Tick(self.place(value), label)
             for value, label in zip(values, labels(values), strict=True)
         ]
 
 
-def round_values(low: float, high: float, most: int) -> list[float]:
+def round_values(low: float, high: float, most: int, whole: bool = False) -> list[float]:
     """Multiples of 1, 2, 2.5 or 5 times a power of ten from low to high: as many as are allowed."""
     rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
+    power = 10.0 ** max(math.floor(math.log10(rough)), 0 if whole else -300)
     for step in [power * part for part in _STEPS] + [power * 20, power * 50]:
+        if whole and step != round(step):
+            continue
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if last - first + 1 <= most:
             return [number * step for number in range(first, last + 1)]

@@ -40,6 +40,13 @@ def test_labels_are_what_a_person_would_write(low: float, high: float, expected:
     assert texts == expected
 
 
+@pytest.mark.parametrize(
+    ("high", "expected"), [(1, ["0", "1"]), (3, ["0", "1", "2", "3"]), (16, ["0", "5", "10", "15"])]
+)
+def test_what_is_counted_has_whole_ticks(high: float, expected: list[str]) -> None:
+    assert [tick.label for tick in Scale(0, high).ticks(6, whole=True)] == expected
+
+
 def test_an_axis_of_equal_or_missing_values_still_has_a_width() -> None:
     for values in ([3.0, 3.0], [0.0], [], [math.nan]):
         scale = Scale.around(values)
