@@ -26,6 +26,7 @@ SAFE_KEYS = (
     "host_budget_gib",
     "doctor",
     "max_hours",
+    "stop_on",
     "save_reads",
     "save_interval",
     "save_keep",

@@ -2,8 +2,9 @@
 
 Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
 codes: 0 done, 1 the run failed or the doctor found something, 2 wrong usage or a plan that does not
-fit, 3 wrong configuration; of a run that was stopped 130 (Ctrl-C), 143 (SIGTERM), 124 (max_hours).
-Torch is imported only where a model is looked at, so the other commands answer at once.
+fit, 3 wrong configuration; of a run that was stopped 130 (Ctrl-C), 143 (SIGTERM), 124 (max_hours),
+4 (stop_on). Torch is imported only where a model is looked at, so the other commands answer at
+once.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from unirl.config.reward_checks import (
     reward_present,
     scorer_names,
     scorer_packages,
+    stop_conditions,
     trained_scorers,
 )
 from unirl.config.role_checks import (
@@ -411,6 +412,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     scorer_names: (),
     evaluation_suites: ("eval_suites", "eval_interval"),
     tracker_packages: (),
+    stop_conditions: ("stop_on", "eval_rewards", "eval_interval"),
     trained_scorers: ("reward.scorers",),
     reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
     ignored_options: ("algorithm",),

@@ -64,6 +64,16 @@ def evaluation_suites(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def stop_conditions(config: RunConfig) -> Iterator[Problem]:
+    if "hacking" in config.stop_on and not (config.eval_interval and config.eval_rewards):
+        lacking = "eval_rewards is empty" if config.eval_interval else "eval_interval is 0"
+        yield Problem(
+            "stop_on",
+            f"has hacking, but {lacking}, so no judge can see it. "
+            "Set eval_interval and eval_rewards, or stop_on=[].",
+        )
+
+
 def trained_scorers(config: RunConfig) -> Iterator[Problem]:
     scorers = {} if config.reward is None else config.reward.scorers
     for key, scorer in all_scorers(config):

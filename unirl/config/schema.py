@@ -540,6 +540,10 @@ class RunConfig(Block):
     """Judges that training never sees, scored at evaluation only, on the samples of data.eval."""
     eval_suites: dict[str, EvalSuiteConfig] = {}
     """Further prompts that are sampled and scored at every evaluation, by name."""
+    stop_on: list[Literal["hacking"]] = []
+    """End the run, with a checkpoint and exit code 4, when this is found. hacking: at an evaluation
+    the reward has risen and a judge of eval_rewards has fallen, each by more than its 95 %
+    interval."""
 
     save_interval: Count = 0
     """Rollouts between checkpoints; 0 turns them off. When on, the last rollout is saved too."""

@@ -38,6 +38,7 @@ from unirl.core.types import (
 from unirl.models.base import DiffusionModel
 from unirl.rollout.engine import SyncedEngine
 from unirl.rollout.replica import replica_components
+from unirl.tracking.hacking import Divergence
 from unirl.tracking.tracker import Panel
 from unirl.train.backend import TrainBackend
 from unirl.train.components import train_components
@@ -292,4 +293,7 @@ class NoArchive:
     """Keeps no evaluations."""
 
     def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Panel]:
+        return []
+
+    def divergences(self, step: int) -> list[Divergence]:
         return []

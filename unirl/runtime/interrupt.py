@@ -18,6 +18,8 @@ TERMINATED = 143
 """After SIGTERM, as clusters send it before they take the machine: 128 + SIGTERM."""
 OUT_OF_TIME = 124
 """After max_hours, as the command `timeout` has it."""
+CONDITION_MET = 4
+"""After a run that a condition of stop_on ended."""
 
 
 class GracefulStop:

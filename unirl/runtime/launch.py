@@ -26,12 +26,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-from unirl.runtime.interrupt import INTERRUPTED, OUT_OF_TIME, TERMINATED
+from unirl.runtime.interrupt import CONDITION_MET, INTERRUPTED, OUT_OF_TIME, TERMINATED
 
 TORCH_HANDLES = (signal.SIGHUP, signal.SIGQUIT)
 """Torch hands these to the ranks and ends; a lost terminal would leave the ranks behind."""
-STOPPED = (INTERRUPTED, TERMINATED, OUT_OF_TIME)
-"""Exit codes of ranks that were asked to stop."""
+STOPPED = (INTERRUPTED, TERMINATED, OUT_OF_TIME, CONDITION_MET)
+"""Exit codes of ranks that were asked to stop, or found what stop_on says."""
 EXPLAINED = (1, 3, *STOPPED)
 """Exit codes of ranks that have said why."""
 MAX_LINES = 100

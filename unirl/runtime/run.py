@@ -37,7 +37,7 @@ from unirl.runtime.build import (
     missing_judges,
 )
 from unirl.runtime.doctor import examined_first
-from unirl.runtime.interrupt import GracefulStop
+from unirl.runtime.interrupt import CONDITION_MET, GracefulStop
 from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_problem
 from unirl.runtime.run_directory import RunDirectory
 from unirl.runtime.starting_weights import starting_weights
@@ -76,6 +76,8 @@ def run_as_rank(read_config: Callable[[Ranks], RunConfig]) -> int:
             torch.set_num_threads(config.num_threads)
         stop.limit(config.max_hours)
         result = _run(config, stop, resources, ranks)
+    if result.ended_by is not None:
+        return CONDITION_MET
     return stop.exit_code if result.interrupted else 0
 
 
@@ -234,6 +236,8 @@ def _finish(directory: RunDirectory, result: TrainResult) -> None:
     if rows:
         save_curves(directory.metrics_file, directory.path / "curves.png")
         save_costs(directory.metrics_file, directory.path / "costs.png")
+    if result.ended_by is not None:
+        logger.warning("stop_on=[%s] ended the run; with stop_on=[] it goes on", result.ended_by)
     if result.interrupted:
         logger.info("stopped after %d rollouts; %s", result.rollouts_done, _hint(directory, result))
     _write_report(directory.path)

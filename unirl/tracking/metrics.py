@@ -140,6 +140,9 @@ METRICS: Mapping[str, Metric] = {
     "eval/num_samples": Metric("samples", "samples scored"),
     "eval/judge_<name>_mean": Metric("score", "mean score of a judge that training never sees"),
     "eval/judge_<name>_ci95": Metric("score", "half the 95 % interval of that mean"),
+    "eval/hacking_alarm_<judge>": Metric(
+        "0 or 1", "since this judge thought best of the model the reward rose and it fell, for sure"
+    ),
     "eval/<component>_mean": Metric("score", "mean of one scorer, unweighted"),
     "eval/<component>_ci95": Metric("score", "half the 95 % interval of that mean"),
     "eval/<suite>/reward_mean": Metric("reward", "mean weighted total of a suite's own scorers"),

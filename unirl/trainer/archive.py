@@ -20,6 +20,7 @@ from unirl.tracking.evaluations import (
     read_images,
     write_evaluation,
 )
+from unirl.tracking.hacking import Divergence, divergences
 from unirl.tracking.intervals import metric_prefix
 from unirl.tracking.media import save_before_after, save_grid
 from unirl.tracking.tracker import Panel, Picture
@@ -71,6 +72,10 @@ class EvaluationArchive:
             for sample in suite.samples
             if sample.sample == 0
         ]
+
+    def divergences(self, step: int) -> list[Divergence]:
+        """How reward and judges moved up to this evaluation; none at the first."""
+        return divergences(self._run_dir, step)
 
     def _sheets(
         self, step: int, images: NDArray[np.uint8], pictures: Sequence[Picture]

@@ -41,6 +41,8 @@ class TrainResult:
     rollouts_done: int
     num_rollouts: int
     interrupted: bool
+    ended_by: str | None = None
+    """The condition of stop_on that was met, with rollouts still to do."""
 
 
 class DiffusionTrainer:
@@ -74,13 +76,16 @@ class DiffusionTrainer:
         self._advantage_rule = AdvantageRule.of(config)
         self._begun_at: int | None = None
         self._evaluation_dropped = False
+        self._met: str | None = None
+        """A condition of stop_on."""
         self._done = self._saved = 0
         """Rollouts trained on, and how many of them are in a checkpoint."""
         self._version_done = stack.weight_version
         """Of the weights after them."""
 
     def train(self, start: int) -> TrainResult:
-        """Run rollouts from `start` up to num_rollouts, or until asked to stop.
+        """Run rollouts from `start` up to num_rollouts, or until asked to stop, or until a
+        condition of stop_on is met.
 
         `start` is above 0 when the roles were restored from a checkpoint. A run that is stopped
         early, or that fails outside of an optimizer step, writes a checkpoint first.
@@ -97,14 +102,15 @@ class DiffusionTrainer:
         interrupted = self._done < total or self._evaluation_dropped
         if interrupted and self._done > self._saved:
             self._save(self._done)
-        return TrainResult(self._done, total, interrupted)
+        ended_by = self._met if self._done < total else None
+        return TrainResult(self._done, total, interrupted, ended_by)
 
     def _run(self, start: int) -> None:
         config = self._config
         if config.eval_interval > 0:
             self._evaluate(start)
         for window in windows(start, config.num_rollouts, config.accumulate_rollouts):
-            if self._should_stop() or not self.train_window(window):
+            if self._met or self._should_stop() or not self.train_window(window):
                 break
             self._done, self._version_done = window[-1] + 1, self._stack.weight_version
             if config.eval_interval > 0 and self._done % config.eval_interval == 0:
@@ -178,6 +184,8 @@ class DiffusionTrainer:
             return
         self._checkpoints.evaluated(rollouts_done, evaluation.metrics)
         self._log("eval", rollouts_done, evaluation.metrics)
+        if evaluation.is_hacked and "hacking" in self._config.stop_on:
+            self._met = "hacking"
         for panel in evaluation.panels:
             self._tracker.show(panel)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,12 +14,15 @@ from unirl.core.types import MAIN_SUITE, PromptBatch, PromptRecord, PromptSuite,
 from unirl.distributed.sharding import join_samples
 from unirl.residency.policy import Role
 from unirl.tracking.evaluations import EvaluatedSample
+from unirl.tracking.hacking import Divergence
 from unirl.tracking.intervals import confidence_interval, metric_prefix, scores_by_prompt
 from unirl.tracking.tracker import Panel
 from unirl.trainer.archive import EvaluatedSuite
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
 from unirl.trainer.roles import ArchiveRole
+
+logger = logging.getLogger("unirl.trainer")
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Evaluation:
 
     metrics: dict[str, float]
     panels: list[Panel]
+    is_hacked: bool
+    """The reward rose while a judge fell, see `tracking.hacking`."""
 
 
 class Evaluator:
@@ -70,11 +76,23 @@ class Evaluator:
         if len(chunks) < len(asked):
             return None
         evaluated = [_joined(suite.name, chunks) for suite in self._suites]
-        panels = self._phases.ranks.on_main(lambda: self._archive.save(step, evaluated))
         metrics: dict[str, float] = {}
         for suite in evaluated:
             metrics |= evaluation_metrics(suite.name, suite.samples)
-        return Evaluation(metrics, panels)
+        panels, moved = self._phases.ranks.on_main(lambda: self._keep(step, evaluated))
+        metrics |= {f"eval/hacking_alarm_{d.judge}": float(d.is_alarm) for d in moved}
+        return Evaluation(metrics, panels, is_hacked=any(d.is_alarm for d in moved))
+
+    def _keep(
+        self, step: int, evaluated: Sequence[EvaluatedSuite]
+    ) -> tuple[list[Panel], list[Divergence]]:
+        """Write the evaluation down, and warn where reward and judges have parted."""
+        panels = self._archive.save(step, evaluated)
+        moved = self._archive.divergences(step)
+        for divergence in moved:
+            if divergence.is_alarm:
+                logger.warning("%s", divergence.sentence)
+        return panels, moved
 
     def _starts(self, suite: PromptSuite) -> range:
         """First prompts of its chunks; the last chunk may be smaller."""

@@ -17,6 +17,7 @@ from unirl.core.types import (
     UpdateStats,
 )
 from unirl.residency.transition import Transition
+from unirl.tracking.hacking import Divergence
 from unirl.tracking.tracker import Panel
 from unirl.trainer.archive import EvaluatedSuite
 
@@ -68,6 +69,8 @@ class ArchiveRole(Protocol):
     """`trainer.archive.EvaluationArchive`."""
 
     def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Panel]: ...
+
+    def divergences(self, step: int) -> list[Divergence]: ...
 
 
 class MoveRecord(Protocol):

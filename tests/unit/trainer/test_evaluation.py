@@ -116,7 +116,7 @@ def test_the_same_weights_give_the_same_numbers_at_every_evaluation(tmp_path):
     first, second = (run.run(step, sync_weights=True) for step in (0, 7))
     assert first is not None
     assert second is not None
-    assert first.metrics == second.metrics
+    assert {**first.metrics, "eval/hacking_alarm_dark": 0.0} == second.metrics
 
 
 def test_a_prompts_noise_does_not_depend_on_which_other_prompts_are_evaluated():
