@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
 import torch.distributed as dist
@@ -56,7 +56,7 @@ def watching(ranks: Ranks) -> Iterator[None]:
 
     A clean end waits until the others' bodies have ended too, so that no launcher stops a rank
     that still closes its files because another one is already gone. A SIGTERM that reaches all
-    ranks arrives in the body as a SIGINT.
+    ranks arrives, once, at the handler that was there before.
 
     An error of the body goes on as it is where it was the run's first failure or has a text for
     the user. A consequence of another rank's failure is replaced:
@@ -225,7 +225,8 @@ class _Watch:
     """The thread. Signals reach it through the wakeup socket, which C code fills.
 
     Python's handlers still run, as soon as the main thread is back from C++. SIGTERM's does nothing
-    meanwhile: once it turns out that all ranks are to stop, the thread passes it on as a SIGINT.
+    meanwhile: once it turns out that all ranks are to stop, the thread sends it again, and it
+    reaches the handler that was there before.
     """
 
     def __init__(self, board: _NoticeBoard) -> None:
@@ -238,13 +239,14 @@ class _Watch:
         """By a SIGINT; a second one would end this rank at once."""
         self._is_run_terminated = False
         """All ranks got SIGTERM, and further ones mean the same."""
+        self._was_passed_on = False
         self._thread = threading.Thread(target=self._run, name="unirl-watch", daemon=True)
 
     def __enter__(self) -> Self:
         wakeup = self._wakeup.fileno()
         self._previous_wakeup = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         # Not SIG_IGN: C code fills the socket for signals with a Python handler.
-        self._previous_handler = signal.signal(signal.SIGTERM, lambda number, frame: None)
+        self._previous_handler = signal.signal(signal.SIGTERM, self._handle_sigterm)
         self._thread.start()
         return self
 
@@ -261,6 +263,14 @@ class _Watch:
         if not self._thread.is_alive():  # else it waits for a store that does not answer
             self._inbox.close()
             self._wakeup.close()
+
+    def _handle_sigterm(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread."""
+        if self._is_run_terminated and not (self._was_passed_on or self._is_asked_to_stop):
+            self._was_passed_on = True
+            if not callable(self._previous_handler):
+                raise KeyboardInterrupt
+            self._previous_handler(number, frame)
 
     def _run(self) -> None:
         with suppress(_MainThreadLeftError):
@@ -281,8 +291,7 @@ class _Watch:
             self._next_signal(0.1)
             if self._board.are_all_terminated():
                 self._is_run_terminated = True
-                if not self._is_asked_to_stop:
-                    os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGTERM)
                 return
             if self._board.failure() is not None:
                 return

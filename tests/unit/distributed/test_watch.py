@@ -86,6 +86,7 @@ def stop_politely(place: Place) -> None:
     place.mark("ready")
     while not place.stop.requested():
         time.sleep(0.05)
+    assert place.stop.exit_code == 143
     time.sleep(2 * watch.GRACE_SECONDS)  # saving takes longer than the decision
     place.mark("saved")
 
@@ -158,7 +159,7 @@ def test_sigterm_to_all_ranks_lets_them_finish(tmp_path: Path) -> None:
         rank.terminate()
     assert end(ranks) == [0, 0, 0]
     assert len(list(tmp_path.glob("saved-*"))) == 3
-    assert log(tmp_path, 0).startswith("stopping: finishing the work in hand")
+    assert log(tmp_path, 0).startswith("stopping: finishing the phase in hand")
 
 
 def test_sigterm_to_the_survivors_of_a_killed_rank_ends_every_rank(tmp_path: Path) -> None:
