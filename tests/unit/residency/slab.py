@@ -571,6 +571,9 @@ class Checkpoints:
     def is_due(self, rollouts_done: int) -> bool:
         return rollouts_done % self._interval == 0
 
+    def evaluated(self, rollouts_done: int, metrics: Mapping[str, float]) -> None:
+        """No checkpoint is told from another."""
+
     def save(self, rollouts_done: int) -> Path:
         if self.read_the_device:
             self._slab.write_checkpoint()
