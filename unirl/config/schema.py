@@ -423,6 +423,10 @@ class SyncConfig(Block):
 class LoggingConfig(Block):
     """Where numbers and pictures go besides the run directory."""
 
+    console: Literal["auto", "rich", "plain", "quiet"] = "auto"
+    """rich: a live display with time per phase and time left; plain: one line per window; quiet:
+    warnings, errors and the summary at the end. auto takes rich on a terminal and plain in a pipe.
+    run.log has everything."""
     report_to_wandb: bool = False
     """Log to Weights & Biases as well."""
     report_to_tensorboard: bool = False
@@ -597,6 +601,10 @@ class RunConfig(Block):
         return {
             role: default if value is None else value for role, (value, default) in asked.items()
         }
+
+    def evaluation_is_due(self, rollouts_done: int) -> bool:
+        """Every eval_interval rollouts; never with eval_interval=0."""
+        return self.eval_interval > 0 and rollouts_done % self.eval_interval == 0
 
     def save_is_due(self, rollouts_done: int) -> bool:
         """Every save_interval rollouts and after the last one; never with save_interval=0."""

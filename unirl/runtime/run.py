@@ -7,13 +7,13 @@ has console, files and trackers.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from unirl.checkpoint.changes import flatten
 from unirl.checkpoint.identity import identity
@@ -42,7 +42,7 @@ from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_
 from unirl.runtime.run_directory import RunDirectory
 from unirl.runtime.starting_weights import starting_weights
 from unirl.runtime.trackers import build_sinks
-from unirl.tracking.console import setup_logging, setup_rank_logging, summary
+from unirl.tracking.console import RunConsole, setup_logging, setup_rank_logging, summary
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import read_rows
 from unirl.tracking.plots import save_costs, save_curves
@@ -82,7 +82,7 @@ def run_as_rank(read_config: Callable[[Ranks], RunConfig]) -> int:
 
 
 def _run(config: RunConfig, stop: GracefulStop, resources: ExitStack, ranks: Ranks) -> TrainResult:
-    console = Console()
+    console = RunConsole(config.logging.console)
     directory = RunDirectory(config)
     source = ranks.on_main(lambda: _claim(directory, resources))
     _require_visible_folders(config, directory, source.folder, ranks)
@@ -98,7 +98,7 @@ def _run(config: RunConfig, stop: GracefulStop, resources: ExitStack, ranks: Ran
         logger.info("%s is complete: %d rollouts are done", directory.path, done)
         return TrainResult(done, config.num_rollouts, interrupted=False)
     result = _train(config, directory, source.folder, console, stop, resources, ranks)
-    ranks.on_main(lambda: _finish(directory, result))
+    ranks.on_main(lambda: _finish(directory, result, console))
     return result
 
 
@@ -146,7 +146,7 @@ def _train(
     config: RunConfig,
     directory: RunDirectory,
     source: Path | None,
-    console: Console,
+    console: RunConsole,
     stop: GracefulStop,
     resources: ExitStack,
     ranks: Ranks,
@@ -183,23 +183,24 @@ def _train(
             start,
             roles.stack.weight_version,
         )
-    tracker = resources.enter_context(Tracker(sinks))
-    trainer = build_trainer(
-        config,
-        prompts,
-        roles,
-        keep_rule(config, problem, start, prompts.suite_sizes),
-        checkpoints,
-        EvaluationArchive(directory.path, config),
-        transitions,
-        tracker,
-        lambda: ranks.any(stop.requested()),
-        ranks,
-        checkpoints.progress,
-        lambda clock: examined_first(config, roles, directory.path, ranks, clock),
-        overlap_bytes=overlap_bytes(config, problem),
-    )
-    return trainer.train(start)
+    # Closed before the summary, which is the last thing that is said.
+    with Tracker(sinks) as tracker:
+        trainer = build_trainer(
+            config,
+            prompts,
+            roles,
+            keep_rule(config, problem, start, prompts.suite_sizes),
+            checkpoints,
+            EvaluationArchive(directory.path, config),
+            transitions,
+            tracker,
+            lambda: ranks.any(stop.requested()),
+            ranks,
+            checkpoints.progress,
+            lambda clock: examined_first(config, roles, directory.path, ranks, clock),
+            overlap_bytes=overlap_bytes(config, problem),
+        )
+        return trainer.train(start)
 
 
 def _transition_log(directory: RunDirectory, ranks: Ranks) -> TransitionLog:
@@ -230,7 +231,7 @@ def _hint(directory: RunDirectory, result: TrainResult) -> str:
     return "nothing to save yet"
 
 
-def _finish(directory: RunDirectory, result: TrainResult) -> None:
+def _finish(directory: RunDirectory, result: TrainResult, console: RunConsole) -> None:
     """Curves, the report, and the before -> after table as the last lines."""
     rows = list(read_rows(directory.metrics_file))
     if rows:
@@ -246,7 +247,8 @@ def _finish(directory: RunDirectory, result: TrainResult) -> None:
     if len(evaluations) > 1:
         first, last = evaluations[0].rollout, evaluations[-1].rollout
         changes = changes_between(directory.path, first, last)
-    summary([row.metrics for row in evaluations], changes, directory.path)
+    width = console.width if console.is_terminal else math.inf
+    summary([row.metrics for row in evaluations], changes, directory.path, width)
 
 
 def _write_report(directory: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from unirl.config.schema import RunConfig
 from unirl.runtime.run_directory import RunDirectory
 from unirl.tracking.background import BackgroundSink
-from unirl.tracking.console import ConsoleSink
+from unirl.tracking.console import ConsoleSink, RunConsole
 from unirl.tracking.jsonl import JsonlSink
 from unirl.tracking.tensorboard_sink import TensorBoardSink
+from unirl.tracking.time_left import TimeLeft
 from unirl.tracking.tracker import Sink
 from unirl.tracking.trackio_sink import TrackioSink
 from unirl.tracking.wandb_sink import WandbSink
@@ -23,7 +22,7 @@ from unirl.trainer.requests import evaluation_params
 def build_sinks(
     config: RunConfig,
     directory: RunDirectory,
-    console: Console,
+    console: RunConsole,
     checkpoints: Checkpoints,
     saved_wandb_run_id: str | None,
     start: int,
@@ -51,13 +50,14 @@ def build_sinks(
     return [record, _console_sink(config, console, start), *background]
 
 
-def _console_sink(config: RunConfig, console: Console, start: int) -> ConsoleSink:
+def _console_sink(config: RunConfig, console: RunConsole, start: int) -> ConsoleSink:
     return ConsoleSink(
         console,
         config.num_rollouts,
         start,
         evaluation_params(config),
         config.eval_samples_per_prompt,
+        TimeLeft(config.num_rollouts, start, config.evaluation_is_due, config.save_is_due),
     )
 
 

@@ -1,8 +1,9 @@
 """What a person sees while a run goes on, and the log file that keeps it.
 
-On a terminal: a progress bar below the log. In a pipe: one plain line per rollout. `run.log` gets
-the log and the lines in either case. Everything is printed by one rich `Console`, so nothing tears
-the bar.
+`logging.console` chooses. rich: a live display below the log, with reward, seconds per phase and
+time left. plain: one line per window. quiet: warnings, errors and the summary at the end. auto:
+rich on a terminal, plain in a pipe. `run.log` gets the log and the lines in every case. Everything
+is printed by one rich `Console`, so nothing tears the display.
 
     rollout 12/100  reward=0.512 loss=0.0031 gn=0.82 lr=3.0e-04 ratio=1-2.0e-07±3.1e-05 clip=0.12
 """
@@ -11,27 +12,85 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any, Literal, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from unirl.core.types import SamplingParams
 from unirl.tracking.files import output_errors
 from unirl.tracking.intervals import Interval
+from unirl.tracking.time_left import TimeLeft
 from unirl.tracking.tracker import Panel, Row, Sink
 
 _log = logging.getLogger("unirl")
-# The bar shows these lines' content, so a terminal leaves them out.
+# The live display shows these lines' content, so it leaves them out.
 _rollout_log = logging.getLogger("unirl.rollout_lines")
+_summary_log = logging.getLogger("unirl.summary")
+
+ConsoleMode = Literal["auto", "rich", "plain", "quiet"]
+_PHASES = ("rollout", "reward", "sync", "train", "evaluate", "save")
+_MIN_BAR_WIDTH = 8
+_MIN_WIDTH_FOR_ELAPSED = 60
+
+
+class RunConsole(Console):
+    """rich's console in one of the modes; its reader may go away without ending the run."""
+
+    def __init__(
+        self, mode: ConsoleMode, file: TextIO | None = None, width: int | None = None
+    ) -> None:
+        """`file` is stdout unless it is given."""
+        as_mode = {"auto": None, "rich": True, "plain": False, "quiet": False}
+        output: Any = _ForgivingFile(sys.stdout if file is None else file)
+        super().__init__(file=output, width=width, force_terminal=as_mode[mode])
+        self.is_quiet = mode == "quiet"
+
+
+class _ForgivingFile:
+    """Drops what cannot be written, as into `| head` or a terminal that is gone: run.log has it."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.encoding = file.encoding
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def write(self, text: str) -> int:
+        try:
+            return self._file.write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """What Python still holds would fail once more at exit, with an exit code of its own."""
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
 
 
 class ConsoleSink(Sink):
-    """Shows rollouts and evaluations; prints through `setup_logging`'s handlers."""
+    """Shows windows and evaluations; prints through `setup_logging`'s handlers."""
 
     def __init__(
         self,
@@ -40,6 +99,7 @@ class ConsoleSink(Sink):
         first_rollout: int,
         eval_sampling: SamplingParams,
         eval_samples_per_prompt: int,
+        time_left: TimeLeft,
     ) -> None:
         self._num_rollouts = num_rollouts
         self._eval_settings = (
@@ -47,43 +107,108 @@ class ConsoleSink(Sink):
             f"{eval_sampling.width}x{eval_sampling.height}, "
             f"cfg={eval_sampling.guidance_scale:g} eta={eval_sampling.eta:g}"
         )
-        self._progress = Progress(
-            TextColumn("rollout {task.completed}/{task.total}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
-            TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
-            TextColumn("left"),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-            refresh_per_second=4,
-            # Seconds the time left is judged by: long, because evaluations come in between.
-            speed_estimate_period=24 * 3600,
-        )
-        self._task = self._progress.add_task(
-            "rollouts", total=num_rollouts, completed=first_rollout, numbers=""
-        )
+        self._display = _Display(num_rollouts, first_rollout, time_left)
+        self._live = Live(self._display, console=console, auto_refresh=False)
+        if console.is_terminal:
+            self._live = Live(self._display, console=console, refresh_per_second=4)
+            self._live.start()
 
     def log(self, row: Row) -> None:
-        self._progress.start()
         if row.kind == "eval":
             _log.info("%s", eval_line(row, self._eval_settings))
-            return
-        _rollout_log.info("%s", rollout_line(row, self._num_rollouts))
-        numbers = _fields(row.metrics, _BAR_FIELDS)
-        self._progress.update(self._task, completed=row.rollout + 1, numbers=numbers)
+        else:
+            _rollout_log.info("%s", rollout_line(row, self._num_rollouts))
+        self._display.add(row)
 
     def show(self, panel: Panel) -> None:
         """Pictures do not fit into a console."""
 
     def close(self) -> None:
-        self._progress.stop()
+        self._live.stop()
+
+
+class _Display:
+    """Three lines: how far the run is, what it learns, where the time goes.
+
+    A narrow terminal gets fewer fields, none of them cut.
+    """
+
+    def __init__(self, num_rollouts: int, first_rollout: int, time_left: TimeLeft) -> None:
+        self._num_rollouts = num_rollouts
+        self._done = first_rollout
+        self._time_left = time_left
+        self._began = time.monotonic()
+        self._ends_at: float | None = None
+        self._numbers: list[str] = []
+        self._phases: list[str] = []
+
+    def add(self, row: Row) -> None:
+        self._time_left.add(row)
+        seconds = self._time_left.seconds()
+        self._ends_at = None if seconds is None else time.monotonic() + seconds
+        if row.kind == "rollout":
+            self._done = row.rollouts_done
+            # Over resumes: this start's own clock would begin anew.
+            so_far = row.metrics.get("progress/wall_seconds", 0.0)
+            self._began = min(self._began, time.monotonic() - so_far)
+            self._numbers = list(_fields(row.metrics, _BAR_FIELDS))
+            self._phases = list(_phase_fields(row.metrics))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        yield self._how_far(width)
+        for fields in (self._numbers, self._phases):
+            if fields:
+                yield Text(_fit(fields, width), no_wrap=True)
+
+    def _how_far(self, width: int) -> Table | Text:
+        now = time.monotonic()
+        done = f"rollout {self._done}/{self._num_rollouts}"
+        seconds_left = 0.0 if self._ends_at is None else self._ends_at - now
+        left = f"{_clock(seconds_left)} left" if seconds_left > 0 else ""
+        times = [f"{_clock(now - self._began)} so far"] if width >= _MIN_WIDTH_FOR_ELAPSED else []
+        right = ", ".join([*times, *([left] if left else [])])
+        bar_width = width - len(done) - len(right) - (2 if right else 1)
+        if bar_width < _MIN_BAR_WIDTH:
+            return Text(_fit([done, left], width), no_wrap=True)
+        line = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+        bar = ProgressBar(self._num_rollouts, self._done, width=bar_width)
+        line.add_row(done, bar, right)
+        return line
+
+
+def _phase_fields(metrics: Mapping[str, float]) -> Iterator[str]:
+    """Seconds of one window, and of an evaluation or save before it; parts of others are not
+    repeated."""
+    for phase in _PHASES:
+        seconds = metrics.get(f"perf/{phase}_seconds")
+        if seconds is not None and seconds >= 0.005:
+            yield f"{phase}={seconds:.2f}s" if seconds < 10 else f"{phase}={seconds:.0f}s"
+
+
+def _fit(fields: Iterable[str], width: int) -> str:
+    """As many whole fields as there is room for."""
+    line = ""
+    for field in fields:
+        longer = f"{line} {field}" if line else field
+        if len(longer) > width:
+            break
+        line = longer
+    return line
+
+
+def _clock(seconds: float) -> str:
+    """ "1:02:03"; at least 0."""
+    minutes, second = divmod(max(0, round(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"
 
 
 def rollout_line(row: Row, num_rollouts: int) -> str:
     """`rollout i/N  reward=... loss=...`, with the fields that the row has."""
-    return f"rollout {row.rollout + 1}/{num_rollouts}  {_fields(row.metrics, _LINE_FIELDS)}"
+    return (
+        f"rollout {row.rollout + 1}/{num_rollouts}  {' '.join(_fields(row.metrics, _LINE_FIELDS))}"
+    )
 
 
 def eval_line(row: Row, settings: str) -> str:
@@ -99,19 +224,25 @@ def eval_line(row: Row, settings: str) -> str:
 
 
 def summary(
-    evaluations: Sequence[Mapping[str, float]], changes: Mapping[str, Interval], run_dir: Path
+    evaluations: Sequence[Mapping[str, float]],
+    changes: Mapping[str, Interval],
+    run_dir: Path,
+    max_width: float = math.inf,
 ) -> None:
     """The run's last lines: first and last evaluation compared, and where the files lie.
 
-    changes: of metrics whose samples are on record, taken prompt by prompt.
+    changes: of metrics whose samples are on record, taken prompt by prompt. A table wider than
+    `max_width` has its names on lines of their own.
     """
     lines = []
     if len(evaluations) > 1:
         lines = _before_after_table(evaluations[0], evaluations[-1], changes)
+        if max(map(len, lines)) > max_width:
+            lines = _narrow_table(lines)
     if len(evaluations) == 1:
         lines = ["Evaluated once: set eval_interval to num_rollouts or less to compare."]
     lines.append(f"Everything is in {run_dir}: metrics.jsonl, run.log, images, checkpoints.")
-    _log.info("%s", "\n".join(lines))
+    _summary_log.info("%s", "\n".join(lines))
 
 
 def _before_after_table(
@@ -130,7 +261,17 @@ def _before_after_table(
     return lines
 
 
-def setup_logging(run_dir: Path, console: Console) -> None:
+def _narrow_table(lines: Sequence[str]) -> list[str]:
+    """The table with each name above its numbers."""
+    header, *rows = lines
+    narrow = [" ".join(header.split())]
+    for row in rows:
+        name, *numbers = row.split()
+        narrow += [name, f"  {' '.join(numbers)}"]
+    return narrow
+
+
+def setup_logging(run_dir: Path, console: RunConsole) -> None:
     """Send the logger "unirl" to `<run_dir>/run.log`, and INFO and above to the console.
 
     A second call replaces the first one's handlers.
@@ -175,15 +316,18 @@ def _replace_handlers(handlers: Sequence[logging.Handler]) -> None:
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints records above the progress bar."""
+    """Prints records above the live display."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: RunConsole) -> None:
         super().__init__(level=logging.INFO)
         self._console = console
 
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._console.is_quiet:
+            return record.levelno >= logging.WARNING or record.name == _summary_log.name
+        return not (self._console.is_terminal and record.name == _rollout_log.name)
+
     def emit(self, record: logging.LogRecord) -> None:
-        if self._console.is_terminal and record.name == _rollout_log.name:
-            return
         style = {logging.INFO: "", logging.WARNING: "yellow"}
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         text = Text(level + self.format(record), style=style.get(record.levelno, "red"))
@@ -209,17 +353,18 @@ _Field = tuple[str, str, Callable[[Mapping[str, float]], str]]
 
 _REWARD: _Field = ("reward", "rollout/reward_mean", lambda m: f"{m['rollout/reward_mean']:.3f}")
 _CLIP: _Field = ("clip", "train/clip_fraction", lambda m: f"{m['train/clip_fraction']:.2f}")
-_BAR_FIELDS = (_REWARD, ("ratio", "train/ratio_mean", _ratio_mean), _CLIP)
+_NORM: _Field = ("gn", "train/grad_norm", lambda m: f"{m['train/grad_norm']:.3g}")
+_BAR_FIELDS = (_REWARD, _NORM, ("ratio", "train/ratio_mean", _ratio_mean), _CLIP)
 _LINE_FIELDS = (
     _REWARD,
     ("loss", "train/loss", lambda m: f"{m['train/loss']:.3g}"),
-    ("gn", "train/grad_norm", lambda m: f"{m['train/grad_norm']:.3g}"),
+    _NORM,
     ("lr", "train/lr", lambda m: f"{m['train/lr']:.1e}"),
     ("ratio", "train/ratio_mean", _ratio),
     _CLIP,
 )
 
 
-def _fields(metrics: Mapping[str, float], fields: tuple[_Field, ...]) -> str:
+def _fields(metrics: Mapping[str, float], fields: tuple[_Field, ...]) -> Iterator[str]:
     """The fields whose metric was logged: an algorithm without a ratio shows none."""
-    return " ".join(f"{label}={show(metrics)}" for label, name, show in fields if name in metrics)
+    return (f"{label}={show(metrics)}" for label, name, show in fields if name in metrics)
