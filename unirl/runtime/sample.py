@@ -71,7 +71,7 @@ def sample_checkpoint(
         after = _sample(model, config, request, device)
         written += write_samples(after, request, output, "")
         if before is not None:
-            _write_pairs(before, after, request, output)
+            _write_pairs(before, after, request, output, config.logging.media_scale)
     lines = [
         json.dumps({"prompt": s.prompt, "sample": s.sample, "file": s.file.name}) for s in written
     ]
@@ -128,8 +128,10 @@ def _save(image: Tensor, file: Path) -> None:
         first.save(file, save_all=True, append_images=rest, duration=FRAME_MILLISECONDS, loop=0)
 
 
-def _write_pairs(before: Tensor, after: Tensor, request: RolloutRequest, output: Path) -> None:
+def _write_pairs(
+    before: Tensor, after: Tensor, request: RolloutRequest, output: Path, scale: int
+) -> None:
     """The untrained model's samples beside the trained one's."""
     old, new = (film_strips(images).permute(0, 2, 3, 1).numpy() for images in (before, after))
     captions = [record.text for record in request.sample_records]
-    save_before_after(old, new, captions, output / "before_after.png", scale=1)
+    save_before_after(old, new, captions, output / "before_after.png", scale)
