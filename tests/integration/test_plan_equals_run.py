@@ -96,7 +96,7 @@ def test_a_run_leaves_a_trace_with_its_phases_and_moves(tmp_path: Path) -> None:
         line["moved_bytes"] for line in lines
     ]
     phases = {event["name"] for event in slices if event["tid"] == 1}
-    assert phases == {"rollout", "reward", "train", "sync", "total"}
+    assert phases == {"doctor", "rollout", "reward", "train", "sync", "total"}
     assert all(event["dur"] >= 0 and event["ts"] > 0 for event in slices)
     counters = [event["args"] for event in events if event["ph"] == "C"]
     assert counters[-1] == {"device": lines[-1]["device_bytes"], "host": lines[-1]["host_bytes"]}
