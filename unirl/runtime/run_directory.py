@@ -130,6 +130,8 @@ class RunDirectory:
         self._tell_gaps(rollout)
         for path in set_aside_evaluations(self.path, rollout):
             logger.debug("resuming at rollout %d: set aside %s", rollout, path)
+        # Of what the run was before; the next one is written at the end.
+        (self.path / "report.html").unlink(missing_ok=True)
         for path in CheckpointStore(self.checkpoint_dir).set_aside_after(rollout):
             logger.warning("resuming at rollout %d: set aside %s", rollout, path)
         text = yaml.safe_dump(self._config.model_dump(mode="json"), sort_keys=False)

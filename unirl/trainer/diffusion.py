@@ -11,7 +11,7 @@ phases tell what comes next.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -22,13 +22,13 @@ from unirl.core.types import ScoredRollout
 from unirl.data.stream import PromptStream
 from unirl.distributed.sharding import own_prompts, sample_places
 from unirl.residency.policy import Role
-from unirl.tracking.tracker import Row, RowKind, Tracker
+from unirl.tracking.tracker import Tracker
 from unirl.trainer.evaluation import Evaluator
+from unirl.trainer.logbook import Logbook
 from unirl.trainer.phases import Phases
 from unirl.trainer.progress import Progress
 from unirl.trainer.requests import RequestFactory
 from unirl.trainer.roles import MoveRecord, SaveRole, TrainRole
-from unirl.trainer.window_metrics import rollout_metrics, train_metrics, trained_forwards
 from unirl.trainer.windows import sync_is_due, windows
 
 logger = logging.getLogger("unirl.trainer")
@@ -69,10 +69,9 @@ class DiffusionTrainer:
         self._requests = requests
         self._evaluator = evaluator
         self._checkpoints = checkpoints
-        self._tracker = tracker
         self._transitions = transitions
         self._should_stop = should_stop
-        self._progress = progress
+        self._logbook = Logbook(tracker, transitions, progress, phases.clock, phases.ranks)
         self._advantage_rule = AdvantageRule.of(config)
         self._begun_at: int | None = None
         self._evaluation_dropped = False
@@ -132,13 +131,7 @@ class DiffusionTrainer:
             with clock.phase("train"):
                 self._phases.residency.enter(Role.TRAIN)
                 updates = self._stack.update(scored, self._optimizer_there)
-        metrics = rollout_metrics(scored) | train_metrics(updates) | self._take_costs()
-        metrics["train/optimizer_step"] = float(self._stack.weight_version)
-        metrics["perf/samples_per_second"] = (
-            metrics["rollout/num_samples"] / metrics["perf/total_seconds"]
-        )
-        self._count(metrics)
-        self._log("rollout", window[-1], metrics)
+        self._logbook.window(window[-1], self._stack.weight_version, scored, updates)
         return True
 
     def _collect_window(self, window: range) -> list[ScoredRollout] | None:
@@ -183,11 +176,9 @@ class DiffusionTrainer:
             self._evaluation_dropped = True
             return
         self._checkpoints.evaluated(rollouts_done, evaluation.metrics)
-        self._log("eval", rollouts_done, evaluation.metrics)
+        self._logbook.evaluation(rollouts_done, self._stack.weight_version, evaluation)
         if evaluation.is_hacked and "hacking" in self._config.stop_on:
             self._met = "hacking"
-        for panel in evaluation.panels:
-            self._tracker.show(panel)
 
     def _save(self, rollouts_done: int) -> None:
         self._transitions.at(rollouts_done, "save")
@@ -220,16 +211,3 @@ class DiffusionTrainer:
 
     def _optimizer_there(self) -> AbstractContextManager[None]:
         return self._phases.residency.borrowed("optimizer step")
-
-    def _count(self, metrics: Mapping[str, float]) -> None:
-        """Add a window to what the run has cost on all ranks."""
-        forwards = sum(self._phases.ranks.gather(trained_forwards(metrics)))
-        self._progress.add_window(metrics["rollout/num_samples"], forwards)
-
-    def _log(self, kind: RowKind, rollout: int, metrics: Mapping[str, float]) -> None:
-        metrics = {**metrics, **self._progress.metrics()}
-        self._tracker.log(Row(kind, rollout, self._stack.weight_version, metrics))
-
-    def _take_costs(self) -> dict[str, float]:
-        """Seconds and moves since the last row; evaluation and save count to the next one."""
-        return self._phases.clock.take_metrics() | self._transitions.take_metrics()
