@@ -12,7 +12,7 @@ from runs import SMALL, Run, assert_same_state, train
 
 SETTINGS = (
     "num_rollouts=6",
-    "eval_interval=2",
+    "eval_interval=3",
     "save_interval=2",
     "save_keep=2",
     "load_dir=auto",

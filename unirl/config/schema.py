@@ -603,7 +603,7 @@ class RunConfig(Block):
         }
 
     def evaluation_is_due(self, rollouts_done: int) -> bool:
-        """Every eval_interval rollouts; never with eval_interval=0."""
+        """Before the first rollout and every eval_interval; never with eval_interval=0."""
         return self.eval_interval > 0 and rollouts_done % self.eval_interval == 0
 
     def save_is_due(self, rollouts_done: int) -> bool:

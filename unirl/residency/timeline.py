@@ -54,7 +54,7 @@ def timeline(config: RunConfig, start: int, suite_sizes: Sequence[int]) -> Itera
 
     `suite_sizes`: prompts that an evaluation has of data.eval and of each suite.
     """
-    if config.eval_interval > 0:
+    if config.evaluation_is_due(start):
         yield from _evaluation(config, start, suite_sizes)
     for first in range(start, config.num_rollouts, config.accumulate_rollouts):
         done = min(first + config.accumulate_rollouts, config.num_rollouts)
@@ -62,7 +62,7 @@ def timeline(config: RunConfig, start: int, suite_sizes: Sequence[int]) -> Itera
             yield Phase(PhaseKind.ROLLOUT, rollout)
             yield Phase(PhaseKind.REWARD, rollout)
         yield Phase(PhaseKind.TRAIN, done - 1)
-        if config.eval_interval > 0 and done % config.eval_interval == 0:
+        if config.evaluation_is_due(done):
             yield from _evaluation(config, done, suite_sizes)
         if config.save_reads == "device" and config.save_is_due(done):
             yield Phase(PhaseKind.SAVE, done)

@@ -160,7 +160,7 @@ class RunDirectory:
         config = self._config
         if rollouts_done < config.num_rollouts:
             return False
-        if config.eval_interval == 0 or rollouts_done % config.eval_interval:
+        if not config.evaluation_is_due(rollouts_done):
             return True
         rows = _rows(self.metrics_file)
         evaluated = {row.rollout for row in rows if row.kind == "eval"}

@@ -106,13 +106,13 @@ class DiffusionTrainer:
 
     def _run(self, start: int) -> None:
         config = self._config
-        if config.eval_interval > 0:
+        if config.evaluation_is_due(start):
             self._evaluate(start)
         for window in windows(start, config.num_rollouts, config.accumulate_rollouts):
             if self._met or self._should_stop() or not self.train_window(window):
                 break
             self._done, self._version_done = window[-1] + 1, self._stack.weight_version
-            if config.eval_interval > 0 and self._done % config.eval_interval == 0:
+            if config.evaluation_is_due(self._done):
                 self._evaluate(self._done)
             if self._checkpoints.is_due(self._done):
                 self._save(self._done)

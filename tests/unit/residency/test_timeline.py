@@ -85,9 +85,11 @@ def test_a_save_follows_the_evaluation_of_the_same_window():
     assert letters(num_eval_prompts=1, **keys) == "gr" + "GRT" + "gr" + "S"
 
 
-def test_a_resumed_run_begins_with_an_evaluation_and_counts_on():
-    keys = {"num_rollouts": 6, "accumulate_rollouts": 2, "eval_interval": 4}
-    assert letters(start=3, num_eval_prompts=1, **keys) == "gr" + "GRGRT" + "GRT"
+def test_a_resumed_run_begins_with_an_evaluation_where_one_is_due_and_counts_on():
+    keys = {"num_rollouts": 6, "accumulate_rollouts": 2, "eval_interval": 3}
+    assert letters(start=3, num_eval_prompts=1, **keys) == "gr" + "GRGRT" + "GRT" + "gr"
+    keys["eval_interval"] = 4
+    assert letters(start=3, num_eval_prompts=1, **keys) == "GRGRT" + "GRT"
 
 
 def test_a_run_that_has_reached_its_end_only_evaluates():

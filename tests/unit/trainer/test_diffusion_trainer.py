@@ -350,6 +350,12 @@ def test_weights_that_a_step_tore_are_not_saved(tmp_path):
     assert run.events("save") == []
 
 
+def test_a_resume_evaluates_only_where_the_unbroken_run_would(tmp_path):
+    run = Run(tmp_path, num_rollouts=6, eval_interval=3)
+    run.train(start=2)
+    assert [row.rollout for row in run.rows.rows if row.kind == "eval"] == [3, 6]
+
+
 def test_a_finished_run_that_is_resumed_only_evaluates(tmp_path):
     run = Run(tmp_path, num_rollouts=3, eval_interval=1)
     assert ended(run.train(start=3)) == (3, False)
