@@ -166,7 +166,7 @@ def _train(
         source,
         ranks,
         starting_weights=starting_weights(config, ranks),
-        records=(directory.metrics_file, directory.transitions_file),
+        records=directory.records,
     )
     start = checkpoints.restore()
     ranks.on_main(lambda: directory.begin(start))

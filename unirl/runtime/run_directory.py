@@ -56,6 +56,12 @@ class RunDirectory:
     def checkpoint_dir(self) -> Path:
         return checkpoint_directory(self._config)
 
+    def records(self) -> list[Path]:
+        """What the run has written down up to now."""
+        evaluations = sorted((self.path / "evaluations").glob("*.jsonl"))
+        files = [self.metrics_file, self.transitions_file, *evaluations]
+        return [file for file in files if file.exists()]
+
     def __enter__(self) -> Self:
         """Create and lock the directory.
 

@@ -36,11 +36,11 @@ class Checkpoints:
         ranks: Ranks,
         *,
         starting_weights: Callable[[], Mapping[str, Tensor]] | None = None,
-        records: Sequence[Path] = (),
+        records: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
         """`source` is the verified checkpoint folder to resume from; without one a run begins with
-        what `starting_weights` gives, or with the model's own. `records` are files that a power cut
-        must leave as long as the checkpoint says."""
+        what `starting_weights` gives, or with the model's own. `records` gives the files that a
+        power cut must not take back behind a checkpoint."""
         self.wandb_run_id: str | None = None
         self.progress = Progress(config.num_devices)
         self._config = config
@@ -133,7 +133,7 @@ class Checkpoints:
             write_state(folder, self._stack, state, self._format, self._ranks)
 
         if self._ranks.is_main:
-            _force_to_disk(self._records)
+            _force_to_disk(self._records())
         path = save_together(self._store, rollouts_done, write, self._ranks)
         logger.info("saved %s", path)
         if self._ranks.is_main:
@@ -177,9 +177,8 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _force_to_disk(files: Sequence[Path]) -> None:
     for file in files:
-        if file.exists():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
