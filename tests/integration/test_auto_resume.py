@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from runs import Run, assert_same_state, contents, start, train, wait_until
+from runs import Run, assert_same_state, contents, read_json_lines, start, train, wait_until
 
 AUTO = ("load_dir=auto", "save_interval=2", "num_rollouts=4", "doctor=false")
 
@@ -97,3 +97,37 @@ def test_files_that_changed_since_the_save_are_named(tmp_path: Path) -> None:
     assert "without making it another run: load_dir: None -> auto; num_rollouts: 1 -> 2" in (
         resumed.output
     )
+
+
+def test_evaluations_that_were_made_otherwise_are_not_compared(tmp_path: Path) -> None:
+    settings = ("eval_interval=2", "save_interval=2", "doctor=false", "load_dir=auto")
+    first = train(tmp_path / "run", *settings, "num_rollouts=4")
+    assert "before: after" not in first.output
+    changed = train(first.directory, *settings, "num_rollouts=6", "seed=5")
+    assert changed.exit_code == 0, changed.errors
+    assert "evaluations from rollout 4 on are not compared with earlier ones: seed: 0 -> 5" in (
+        changed.output
+    )
+    assert "before: after 4 rollouts; after: after 6 of 6" in changed.output
+    (line,) = read_json_lines(changed.directory / "evaluation_changes.jsonl")
+    assert line == {"rollout": 4, "changes": ["seed: 0 -> 5"]}
+    rows = {row["rollout"]: row["eval/reward_mean"] for row in changed.rows("eval")}
+    assert f"{rows[4]:7.4f}  -> {rows[6]:8.4f}" in changed.output
+    best = (changed.directory / "checkpoints" / "best").resolve().name
+    assert best != "checkpoint-2", "it was evaluated with other noise"
+
+
+def test_what_is_missing_in_the_record_is_told(tmp_path: Path) -> None:
+    settings = ("eval_interval=1", "save_interval=3", "doctor=false", "load_dir=auto")
+    run = train(tmp_path / "run", *settings, "num_rollouts=3")
+    (run.directory / "evaluations" / "eval-000001.jsonl").unlink()
+    metrics = run.directory / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    broken = next(i for i, line in enumerate(lines) if '"eval", "rollout": 2' in line)
+    lines[broken] = lines[broken][:40] + "\n"
+    metrics.write_text("".join(lines))
+    resumed = train(run.directory, *settings, "num_rollouts=4")
+    assert resumed.exit_code == 0, resumed.errors
+    assert f"line {broken + 1} cannot be read and is moved aside" in resumed.output
+    assert "evaluations lacks the evaluations after 1 rollouts" in resumed.output
+    assert "metrics.jsonl lacks the rows of the evaluations after 2 rollouts" in resumed.output

@@ -35,6 +35,7 @@ from unirl.config.residency_checks import automatic, overlap, save_from_host, sh
 from unirl.config.resources import release_names, resolve_path
 from unirl.config.reward_checks import (
     all_scorers,
+    best_metric,
     evaluation_suites,
     reward_present,
     scorer_names,
@@ -55,7 +56,7 @@ from unirl.config.role_checks import (
     train_parking,
     trainside_separate,
 )
-from unirl.config.schema import RunConfig, ScorerConfig
+from unirl.config.schema import AUTO, RunConfig, ScorerConfig
 from unirl.config.tracking_checks import tracker_packages
 from unirl.config.video_checks import frames, guidance_of_experts, recorded_videos
 from unirl.core.errors import ConfigError
@@ -396,6 +397,16 @@ def _run_directory(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def one_beginning(config: RunConfig) -> Iterator[Problem]:
+    """With auto both make sense: a first start, and every later one."""
+    if config.start_from is not None and config.load_dir not in (None, AUTO):
+        yield Problem(
+            "start_from",
+            f"is {config.start_from}, but load_dir={config.load_dir} brings weights of its own. "
+            "Set one of them to null, or load_dir=auto.",
+        )
+
+
 def _device(config: RunConfig) -> Iterator[Problem]:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", config.device):
         yield Problem("device", f"is {config.device!r}; allowed: auto, cpu, cuda, cuda:<n>, mps.")
@@ -413,6 +424,8 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     evaluation_suites: ("eval_suites", "eval_interval"),
     tracker_packages: (),
     stop_conditions: ("stop_on", "eval_rewards", "eval_interval"),
+    best_metric: ("keep_best", "eval_rewards", "eval_suites", "reward.scorers"),
+    one_beginning: ("load_dir", "start_from"),
     trained_scorers: ("reward.scorers",),
     reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
     ignored_options: ("algorithm",),

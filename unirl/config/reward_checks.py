@@ -64,6 +64,22 @@ def evaluation_suites(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def best_metric(config: RunConfig) -> Iterator[Problem]:
+    """keep_best names something that evaluations of this recipe give."""
+    if config.keep_best is None or not (config.save_interval and config.eval_interval):
+        return
+    scorers = {} if config.reward is None else config.reward.scorers
+    names = ["eval/reward_mean", *(f"eval/{name}_mean" for name in scorers)]
+    names += [f"eval/judge_{name}_mean" for name in config.eval_rewards]
+    for suite, asked in config.eval_suites.items():
+        names += [f"eval/{suite}/{name}_mean" for name in ("reward", *asked.scorers)]
+    if config.keep_best not in names:
+        yield Problem(
+            "keep_best",
+            f"is {config.keep_best}, but evaluations give {', '.join(names)}. Set one, or null.",
+        )
+
+
 def stop_conditions(config: RunConfig) -> Iterator[Problem]:
     if "hacking" in config.stop_on and not (config.eval_interval and config.eval_rewards):
         lacking = "eval_rewards is empty" if config.eval_interval else "eval_interval is 0"

@@ -43,6 +43,7 @@ from unirl.runtime.run_directory import RunDirectory
 from unirl.runtime.starting_weights import starting_weights
 from unirl.runtime.trackers import build_sinks
 from unirl.tracking.console import RunConsole, setup_logging, setup_rank_logging, summary
+from unirl.tracking.evaluations import comparable_since
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import read_rows
 from unirl.tracking.plots import save_costs, save_curves
@@ -169,7 +170,7 @@ def _train(
         records=directory.records,
     )
     start = checkpoints.restore()
-    ranks.on_main(lambda: directory.begin(start))
+    ranks.on_main(lambda: directory.begin(start, checkpoints.evaluation_changes))
     transitions = _transition_log(directory, ranks)
     resources.callback(transitions.close)
     sinks: list[Sink] = []
@@ -242,13 +243,14 @@ def _finish(directory: RunDirectory, result: TrainResult, console: RunConsole) -
     if result.interrupted:
         logger.info("stopped after %d rollouts; %s", result.rollouts_done, _hint(directory, result))
     _write_report(directory.path)
-    evaluations = [row for row in rows if row.kind == "eval"]
+    since = comparable_since(directory.path)
+    evaluations = [row for row in rows if row.kind == "eval" and row.rollout >= since]
     changes: Mapping[str, Interval] = {}
     if len(evaluations) > 1:
         first, last = evaluations[0].rollout, evaluations[-1].rollout
         changes = changes_between(directory.path, first, last)
     width = console.width if console.is_terminal else math.inf
-    summary([row.metrics for row in evaluations], changes, directory.path, width)
+    summary(evaluations, changes, directory.path, result.rollouts_done, width)
 
 
 def _write_report(directory: Path) -> None:

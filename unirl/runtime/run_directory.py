@@ -6,6 +6,8 @@ import fcntl
 import logging
 import os
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,7 +18,13 @@ from unirl.checkpoint.source import Source, checkpoint_directory, find_source, r
 from unirl.checkpoint.store import CheckpointStore
 from unirl.config.schema import AUTO, RunConfig
 from unirl.core.errors import ConfigError
-from unirl.tracking.evaluations import set_aside_evaluations
+from unirl.tracking.evaluations import (
+    changes_file,
+    comparable_since,
+    evaluation_steps,
+    note_changes,
+    set_aside_evaluations,
+)
 from unirl.tracking.files import replacing
 from unirl.tracking.jsonl import read_rows, rewind
 from unirl.tracking.tracker import Row
@@ -121,21 +129,26 @@ class RunDirectory:
             )
         return source
 
-    def begin(self, rollout: int) -> None:
-        """Write the resolved config; set aside what lies beyond the rollout to go on with."""
+    def begin(self, rollout: int, evaluation_changes: Sequence[str] = ()) -> None:
+        """Write the resolved config; set aside what lies beyond the rollout to go on with.
+
+        evaluation_changes: why later evaluations cannot be compared with earlier ones.
+        """
         num_taken_back = rewind(self.metrics_file, rollout)
         rewind(self.transitions_file, rollout)
+        rewind(changes_file(self.path), rollout)
         if num_taken_back:
             logger.info(
-                "%d rows that the run had logged beyond rollout %d are in %s.before-resume-%d",
-                num_taken_back,
+                "what the run had logged beyond rollout %d, %d rows, is in %s.before-resume-%d",
                 rollout,
+                num_taken_back,
                 self.metrics_file.name,
                 rollout,
             )
         self._tell_gaps(rollout)
         for path in set_aside_evaluations(self.path, rollout):
             logger.debug("resuming at rollout %d: set aside %s", rollout, path)
+        self._note_evaluation_changes(rollout, evaluation_changes)
         # Of what the run was before; the next one is written at the end.
         (self.path / "report.html").unlink(missing_ok=True)
         for path in CheckpointStore(self.checkpoint_dir).set_aside_after(rollout):
@@ -152,12 +165,39 @@ class RunDirectory:
             return
         due = list(range(logged[0], rollout, size))
         if logged != due:
-            odd = sorted(set(due).symmetric_difference(logged)) or logged
+            repeated = [one for one, count in Counter(logged).items() if count > 1]
+            odd = sorted({*due}.symmetric_difference(logged) | {*repeated}) or logged
             logger.warning(
                 "%s does not have one row for every window before rollout %d; look at rollouts %s",
                 self.metrics_file,
                 rollout,
                 ", ".join(map(str, odd[:10])),
+            )
+
+    def _note_evaluation_changes(self, rollout: int, changes: Sequence[str]) -> None:
+        """And say which evaluations cannot be looked at any more."""
+        logged = {row.rollout for row in _rows(self.metrics_file) if row.kind == "eval"}
+        if changes and logged:
+            note_changes(self.path, rollout, changes)
+            logger.warning(
+                "evaluations from rollout %d on are not compared with earlier ones: %s",
+                rollout,
+                "; ".join(changes),
+            )
+        since, kept = comparable_since(self.path), set(evaluation_steps(self.path))
+        comparable = {step for step in logged if step >= since}
+        if comparable - kept:
+            logger.warning(
+                "%s lacks the evaluations after %s rollouts: intervals, pictures and the alarm "
+                "do not go back to them",
+                self.path / "evaluations",
+                ", ".join(map(str, sorted(comparable - kept)[:10])),
+            )
+        if kept - comparable:
+            logger.warning(
+                "%s lacks the rows of the evaluations after %s rollouts",
+                self.metrics_file,
+                ", ".join(map(str, sorted(kept - comparable)[:10])),
             )
 
     def is_complete(self, rollouts_done: int) -> bool:

@@ -224,23 +224,28 @@ def eval_line(row: Row, settings: str) -> str:
 
 
 def summary(
-    evaluations: Sequence[Mapping[str, float]],
+    evaluations: Sequence[Row],
     changes: Mapping[str, Interval],
     run_dir: Path,
+    rollouts_done: int,
     max_width: float = math.inf,
 ) -> None:
     """The run's last lines: first and last evaluation compared, and where the files lie.
 
-    changes: of metrics whose samples are on record, taken prompt by prompt. A table wider than
-    `max_width` has its names on lines of their own.
+    evaluations: those that can be compared. changes: of metrics whose samples are on record, taken
+    prompt by prompt. A table wider than `max_width` has its names on lines of their own.
     """
     lines = []
     if len(evaluations) > 1:
-        lines = _before_after_table(evaluations[0], evaluations[-1], changes)
+        lines = _before_after_table(evaluations[0].metrics, evaluations[-1].metrics, changes)
         if max(map(len, lines)) > max_width:
             lines = _narrow_table(lines)
+        first, last = evaluations[0].rollout, evaluations[-1].rollout
+        if (first, last) != (0, rollouts_done):
+            lines.append(f"before: after {first} rollouts; after: after {last} of {rollouts_done}")
     if len(evaluations) == 1:
-        lines = ["Evaluated once: set eval_interval to num_rollouts or less to compare."]
+        step = evaluations[0].rollout
+        lines = [f"Evaluated once, after {step} rollouts: there is nothing to compare yet."]
     lines.append(f"Everything is in {run_dir}: metrics.jsonl, run.log, images, checkpoints.")
     _summary_log.info("%s", "\n".join(lines))
 

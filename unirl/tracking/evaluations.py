@@ -4,7 +4,11 @@
     images/eval-000010/0000.png     the first sample of prompt 0, lossless
 
 The step counts the rollouts done before. The file of lines comes last, so where it is, its images
-are. Imports no torch.
+are. A run that was resumed with other prompts, noise or rewards at evaluation says so:
+
+    evaluation_changes.jsonl        {"rollout": 12, "changes": ["seed: 0 -> 3"]}
+
+From there on evaluations are compared with each other, not with earlier ones. Imports no torch.
 """
 
 from __future__ import annotations
@@ -93,9 +97,28 @@ def read_images(run_dir: Path, suite: str, step: int, count: int) -> NDArray[np.
 
 
 def evaluation_steps(run_dir: Path, suite: str = MAIN_SUITE) -> list[int]:
-    """Steps at which a suite was evaluated, ascending."""
-    folder = run_dir / "evaluations"
-    return sorted(step for path, name, step in _evaluations(folder) if name == suite)
+    """Steps at which a suite was evaluated, ascending; those that can be compared with the last."""
+    folder, since = run_dir / "evaluations", comparable_since(run_dir)
+    steps = (step for _, name, step in _evaluations(folder) if name == suite)
+    return sorted(step for step in steps if step >= since)
+
+
+def changes_file(run_dir: Path) -> Path:
+    return run_dir / "evaluation_changes.jsonl"
+
+
+def note_changes(run_dir: Path, rollout: int, changes: Sequence[str]) -> None:
+    """From this rollout on evaluations are made otherwise: `key: old -> new` each."""
+    path = changes_file(run_dir)
+    with output_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"rollout": rollout, "changes": list(changes)}) + "\n")
+
+
+def comparable_since(run_dir: Path) -> int:
+    """Evaluations after at least so many rollouts differ by the weights alone."""
+    path = changes_file(run_dir)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return json.loads(lines[-1])["rollout"] if lines else 0
 
 
 def evaluated_suites(run_dir: Path, step: int) -> list[str]:

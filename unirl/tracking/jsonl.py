@@ -9,6 +9,7 @@ and "-inf"; `float()` reads them back.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from pathlib import Path
 
 from unirl.tracking.files import output_errors, replacing
 from unirl.tracking.tracker import Panel, Row, Sink
+
+logger = logging.getLogger("unirl.tracking")
 
 
 class JsonlSink(Sink):
@@ -73,6 +76,9 @@ def rewind(path: Path, rollout: int) -> int:
     moved = [line for line in lines if not _is_before(line, rollout)]
     if not moved:
         return 0
+    for number, line in enumerate(lines[:-1], start=1):
+        if not _is_readable(line):
+            logger.warning("%s: line %d cannot be read and is moved aside", path, number)
     aside = path.with_name(f"{path.name}.before-resume-{rollout}")
     # Save the moved lines first: a kill in between doubles them, it loses none.
     with output_errors(aside), aside.open("a", encoding="utf-8", errors="surrogateescape") as file:
@@ -83,6 +89,13 @@ def rewind(path: Path, rollout: int) -> int:
         kept = "".join(line for line in lines if _is_before(line, rollout))
         temporary.write_text(kept, encoding="utf-8", errors="surrogateescape")
     return len(moved)
+
+
+def _is_readable(line: str) -> bool:
+    try:
+        return "rollout" in json.loads(line)
+    except (ValueError, TypeError):
+        return False
 
 
 def _is_before(line: str, rollout: int) -> bool:

@@ -19,6 +19,7 @@ from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.distributed.ranks import Ranks
 from unirl.train.stack import TrainStack
+from unirl.trainer.comparable import evaluation_changes
 from unirl.trainer.progress import Progress
 
 logger = logging.getLogger("unirl.checkpoint")
@@ -43,6 +44,9 @@ class Checkpoints:
         power cut must not take back behind a checkpoint."""
         self.wandb_run_id: str | None = None
         self.progress = Progress(config.num_devices)
+        self.evaluation_changes: tuple[str, ...] = ()
+        """Why evaluations from here on cannot be compared with those before the resume."""
+        self._identity = identity(config)
         self._config = config
         self._stack = stack
         self._store = CheckpointStore(directory)
@@ -67,6 +71,7 @@ class Checkpoints:
         state = self._ranks.together(lambda: read_trainer_state(source))
         restore(source, self._stack, self._ranks)
         self._tell_changes(state)
+        self.evaluation_changes = evaluation_changes(state, self._config, self._identity)
         if state.progress:
             self.progress.resume(state.progress)
         else:
@@ -79,7 +84,7 @@ class Checkpoints:
         changed = changes(state.config, config.model_dump(mode="json"))
         for line in changed.others:
             logger.warning("resuming with another setting than the run was saved with: %s", line)
-        for line in differences(state.identity, identity(config)):
+        for line in differences(state.identity, self._identity):
             logger.warning("resuming with something else than the run was saved with: %s", line)
         if changed.safe:
             logger.info("changed since, without making it another run: %s", "; ".join(changed.safe))
@@ -125,7 +130,7 @@ class Checkpoints:
             wandb_run_id=self.wandb_run_id,
             config=self._config.model_dump(mode="json"),
             progress=self.progress.state(),
-            identity=identity(self._config),
+            identity=self._identity,
             evaluation=_finite(metrics) if step == rollouts_done else {},
         )
 
@@ -137,16 +142,16 @@ class Checkpoints:
         path = save_together(self._store, rollouts_done, write, self._ranks)
         logger.info("saved %s", path)
         if self._ranks.is_main:
-            keep_the_best(self._store, self._config)
+            keep_the_best(self._store, self._config, self._identity)
         return path
 
 
-def keep_the_best(store: CheckpointStore, config: RunConfig) -> None:
+def keep_the_best(store: CheckpointStore, config: RunConfig, present: Mapping[str, str]) -> None:
     """Point `best` at the best checkpoint, and delete what save_keep does not keep.
 
     A disk that refuses is a warning: everything that matters has been written.
     """
-    best = None if config.keep_best is None else best_step(store, config.keep_best)
+    best = None if config.keep_best is None else best_step(store, config, present)
     try:
         store.mark_best(best)
     except OSError as error:
@@ -160,14 +165,15 @@ def keep_the_best(store: CheckpointStore, config: RunConfig) -> None:
         logger.warning("an old checkpoint cannot be deleted: %s", error)
 
 
-def best_step(store: CheckpointStore, metric: str) -> int | None:
-    """The step whose weights had the highest evaluation, the latest of equals; None where no
-    checkpoint was evaluated."""
-    values = {
-        step: read_trainer_state(store.folder(step)).evaluation.get(metric)
-        for step in store.steps()
-    }
-    known = [(value, step) for step, value in values.items() if value is not None]
+def best_step(store: CheckpointStore, config: RunConfig, present: Mapping[str, str]) -> int | None:
+    """The step whose weights had the highest keep_best, the latest of equals; None where no
+    checkpoint was evaluated as this run, of the identity `present`, does it."""
+    known = []
+    for step in store.steps():
+        state = read_trainer_state(store.folder(step))
+        value = state.evaluation.get(config.keep_best or "")
+        if value is not None and not evaluation_changes(state, config, present):
+            known.append((value, step))
     return max(known)[1] if known else None
 
 

@@ -69,7 +69,7 @@ def show(tmp_path, mode: ConsoleMode, rows=(ROLLOUT, EVAL), width=80, file=None)
             tracker.log(row)
         logging.getLogger("unirl.residency").info("lifecycle residency: train offload")
         logging.getLogger("unirl.reward").warning("a scorer failed")
-    summary([EVAL.metrics, EVAL.metrics], {}, tmp_path)
+    summary([EVAL, EVAL], {}, tmp_path, EVAL.rollout)
     return output.getvalue()
 
 
@@ -144,7 +144,8 @@ def test_a_table_wider_than_the_terminal_has_names_above_numbers(tmp_path):
     setup_logging(tmp_path, RunConsole("plain", output))
     before, after = {"eval/reward_mean": 0.25}, {"eval/reward_mean": 0.5}
     changes = {"eval/reward_mean": Interval(0.25, 0.01, 4)}
-    summary([before, after], changes, tmp_path, max_width=40)
+    rows = [Row("eval", step, step, metrics) for step, metrics in ((0, before), (4, after))]
+    summary(rows, changes, tmp_path, 4, max_width=40)
     assert output.getvalue().splitlines()[:3] == [
         "before -> after change ± 95 % over prompts",
         "eval/reward_mean",
@@ -194,7 +195,10 @@ def test_the_summary_is_an_aligned_table_of_before_and_after(tmp_path):
     before = {"eval/ocr_mean": 0.45, "eval/judge_exact_read_mean": 0.2, "eval/num_samples": 64.0}
     after = before | {"eval/ocr_mean": 0.88, "eval/judge_exact_read_mean": 0.15}
     changes = {"eval/ocr_mean": Interval(0.43, 0.0211, 64)}
-    summary([before, {}, after], changes, tmp_path)
+    rows = [
+        Row("eval", step, step, metrics) for step, metrics in ((0, before), (2, {}), (4, after))
+    ]
+    summary(rows, changes, tmp_path, 4)
     *_, ocr, judge, place = output.getvalue().splitlines()
     assert ocr.split()[:-2] == ["eval/ocr_mean", "0.4500", "->", "0.8800", "+0.4300"]
     assert ocr.endswith(" ± 0.0211")

@@ -38,9 +38,10 @@ def test_a_fresh_run_starts_at_zero():
 def evaluated_store(folder: Path, values: dict[int, float | None]) -> CheckpointStore:
     """Checkpoints by step with the held-out reward they had, None for those not evaluated."""
     store = CheckpointStore(folder)
+    saved = run_config({"eval_interval": 1}).model_dump(mode="json")
     for step, value in values.items():
         metrics = {} if value is None else {"eval/reward_mean": value}
-        state = TrainerState(step, step, None, {}, evaluation=metrics)
+        state = TrainerState(step, step, None, saved, evaluation=metrics)
 
         def write(path: Path, state: TrainerState = state) -> None:
             (path / "trainer_state.json").write_text(json.dumps(asdict(state)))
@@ -59,15 +60,23 @@ def evaluated_store(folder: Path, values: dict[int, float | None]) -> Checkpoint
     ],
 )
 def test_the_best_checkpoint_is_the_one_with_the_highest_evaluation(tmp_path, values, best):
-    assert best_step(evaluated_store(tmp_path, values), "eval/reward_mean") == best
+    store = evaluated_store(tmp_path, values)
+    assert best_step(store, run_config({"eval_interval": 1}), {}) == best
+
+
+def test_checkpoints_that_were_evaluated_otherwise_are_no_candidates(tmp_path):
+    store = evaluated_store(tmp_path, {1: 0.9, 2: 0.8})
+    assert best_step(store, run_config({"eval_interval": 1, "seed": 7}), {}) is None
+    longer = run_config({"eval_interval": 1, "stack.optimizer.learning_rate": 1.0})
+    assert best_step(store, longer, {}) == 1
 
 
 def test_the_newest_and_the_best_one_stay_and_are_marked(tmp_path):
     store = evaluated_store(tmp_path, {1: 0.1, 2: 0.9, 3: 0.4, 4: None, 5: 0.3})
-    keep_the_best(store, run_config({"save_keep": 2}))
+    keep_the_best(store, run_config({"eval_interval": 1, "save_keep": 2}), {})
     assert store.steps() == [5, 4, 2]
     assert (tmp_path / "best").resolve().name == "checkpoint-2"
-    keep_the_best(store, run_config({"save_keep": 1, "keep_best": None}))
+    keep_the_best(store, run_config({"save_keep": 1, "keep_best": None}), {})
     assert store.steps() == [5]
     assert not (tmp_path / "best").exists()
 
