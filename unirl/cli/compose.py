@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ def _compose_groups(
     """The recipe with its config groups, before overrides of single keys."""
     ConfigStore.instance().store("base", RunConfig().model_dump(), package="_global_")
     home = folders.home(name)  # Hydra takes the primary config from the first folder only
+    assert home is not None, "the recipe was located"
     others = [f"file://{folder}" for folder in folders.all if folder != home]
     quoted = ",".join("'{}'".format(other.replace("'", r"\'")) for other in others)
     search = f"hydra.searchpath=[{quoted}]"
@@ -101,8 +102,9 @@ def _compose_groups(
             chosen = _choices(name, search) if groups else set()
             composed = hydra_compose(name, [search, *(_group(o, chosen) for o in groups)])
     except _COMPOSITION_ERRORS as error:
-        problem = Problem(name, _composition_reason(error, folders))
-        raise config_error(recipe, [*problems, problem]) from error
+        misplaced = _lists_for_blocks(home / f"{name}.yaml") if _is_merge_of_list(error) else []
+        reasons = misplaced or [Problem(name, _composition_reason(error, folders))]
+        raise config_error(recipe, [*problems, *reasons]) from error
     OmegaConf.set_struct(composed, False)
     for override in groups:
         if not override.is_delete():
@@ -154,6 +156,46 @@ _COMPOSITION_ERRORS = (
 )
 
 
+BLOCK_FORMS = {
+    "reward.scorers": "{ocr: {path: ocr}, color: {path: color, weight: 0.5}}",
+    "eval_rewards": "{exact_read: {path: exact_read}}",
+    "eval_suites": "{mine: {data: mine.jsonl, scorers: {ocr: {path: ocr}}}}",
+}
+"""Of the blocks whose keys are names that the user chooses, as one writes them."""
+
+
+def _is_merge_of_list(error: BaseException) -> bool:
+    return "Cannot merge DictConfig with ListConfig" in str(error)
+
+
+def _list_for_block(key: str) -> Problem:
+    form = BLOCK_FORMS.get(key)
+    written = "." if form is None else f" with a name for each entry, e.g. {form}."
+    return Problem(key, f"is a list, but it is a block of keys{written}")
+
+
+def _lists_for_blocks(file: Path) -> list[Problem]:
+    """Of a recipe that Hydra cannot merge; its error names no key."""
+    written = OmegaConf.load(file)
+    assert isinstance(written, DictConfig)
+    return [
+        _list_for_block(key) for key in _blocks_given_as_list(written, RunConfig().model_dump())
+    ]
+
+
+def _blocks_given_as_list(
+    written: Mapping[Any, Any], blocks: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+    for name, value in written.items():
+        block = blocks.get(str(name))
+        if not isinstance(block, Mapping):
+            continue
+        if isinstance(value, ListConfig):
+            yield f"{prefix}{name}"
+        elif isinstance(value, DictConfig):
+            yield from _blocks_given_as_list(value, block, f"{prefix}{name}.")
+
+
 def _composition_reason(error: BaseException, folders: RecipeFolders) -> str:
     match error:
         case MissingConfigException():
@@ -165,6 +207,9 @@ def _composition_reason(error: BaseException, folders: RecipeFolders) -> str:
                 "has a defaults list that leads back to itself. Rename one of the recipes: one in "
                 "--config-dir hides a shipped recipe of the same name."
             )
+        case _ if _is_merge_of_list(error):
+            form = f"eval_rewards: {BLOCK_FORMS['eval_rewards']}"
+            return f"builds on a file that has a list in place of a block of keys, e.g. of {form}."
         case _:
             return _reason(error)
 
@@ -179,7 +224,9 @@ def _parse(
         try:
             override = OverridesParser.create().parse_override(text)
         except HydraException as error:
-            problems.append(Problem(text, _QUOTING.format(reason=_reason(error))))
+            problems.append(
+                Problem(text, f"cannot be read as key=value ({_reason(error)}). {_quoting(text)}")
+            )
             continue
         problem = _malformed(override, text) or _unknown_option(override, folders)
         if problem is not None:
@@ -191,10 +238,24 @@ def _parse(
     return groups, keys
 
 
-_QUOTING = (
-    "cannot be read as key=value ({reason}). "
-    "A value with commas, brackets or = needs quotes of two kinds: \"key='a=b'\"."
-)
+def _quoting(text: str) -> str:
+    """How the word is written so that it can be read; an example where two quotes do not help."""
+    key, _, value = text.partition("=")
+    quoted = f"{key}='{value}'"
+    changed_by_quotes = any(character in value for character in "'\"$`!\\")
+    form = quoted if value and not changed_by_quotes and _is_readable(quoted) else "key='a=b'"
+    return (
+        "A value with commas, brackets, = or letters that are not ASCII needs quotes of two kinds: "
+        f'"{form}".'
+    )
+
+
+def _is_readable(text: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException:
+        return False
+    return True
 
 
 def _malformed(override: Override, text: str) -> Problem | None:
@@ -246,7 +307,8 @@ def _apply(override: Override, composed: DictConfig) -> list[Problem]:
         else:
             return [Problem(key, "cannot be deleted: this recipe does not have it.")]
     except OmegaConfBaseException as error:
-        return [Problem(key, _reason(error))]
+        is_list = _is_merge_of_list(error)
+        return [_list_for_block(key) if is_list else Problem(key, _reason(error))]
     return []
 
 

@@ -3,8 +3,8 @@
 Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
 codes: 0 done, 1 the run failed or the doctor found something, 2 wrong usage or a plan that does not
 fit, 3 wrong configuration; of a run that was stopped 130 (Ctrl-C), 143 (SIGTERM), 124 (max_hours),
-4 (stop_on). Torch is imported only where a model is looked at, so the other commands answer at
-once.
+4 (stop_on); 141 when the reader of what is printed went away, as in `unirl recipes | head`. Torch
+is imported only where a model is looked at, so the other commands answer at once.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 RANK_0_PRINTS_SECONDS = 1.0
 """The launcher ends all ranks when one ends, so the others leave rank 0 this time to say why."""
 
+CLOSED_PIPE = 141
+"""The exit code of a program that SIGPIPE ends, to a shell."""
+
 _EXAMPLES = """\
 examples:
   unirl train quickstart                        a few minutes on one CPU core
@@ -53,7 +56,18 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parse(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # at exit a failure would be printed
+    except BrokenPipeError:
+        _drop_output()
+        return CLOSED_PIPE
+
+
+def _run(argv: Sequence[str]) -> int:
+    args = _parse(argv)
     if os.getcwd() not in sys.path:  # so that own classes in the working folder can be named
         sys.path.append(os.getcwd())
     try:
@@ -84,6 +98,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         return 130
+
+
+def _drop_output() -> None:
+    """What Python still holds for a reader that went away would fail once more at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -189,7 +212,9 @@ def _sort_words(
         args.recipe = str(args.compare)
         return
     if not names:
-        parser.error("which recipe? `unirl recipes` lists them; overrides look like key=value")
+        takes_runs = args.command in ("evaluate", "sample")
+        asked = "which checkpoint, run or recipe" if takes_runs else "which recipe"
+        parser.error(f"{asked}? `unirl recipes` lists recipes; overrides look like key=value")
     args.recipe = names[0]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unirl.cli.compose import compose, compose_and_check
+from unirl.cli.compose import BLOCK_FORMS, compose, compose_and_check
 from unirl.cli.recipes import RecipeFolders
 from unirl.config.keys import ANY, all_keys
 from unirl.config.schema import RunConfig
@@ -303,3 +303,42 @@ def test_a_group_chosen_on_the_command_line_wins_over_the_recipes_own_values() -
 def test_a_key_on_the_command_line_wins_over_a_group_chosen_there() -> None:
     config = compose("quickstart", ["sampling.kernel=flow", "algorithm=ddpo"])
     assert config.sampling.kernel == "flow"
+
+
+@pytest.mark.parametrize(
+    ("word", "form"),
+    [
+        ("run_name=mein läuf ü", "run_name='mein läuf ü'"),
+        ("run_name=a=b,[c", "run_name='a=b,[c'"),
+        ("run_name=it's [", "key='a=b'"),
+        ("größe=3", "key='a=b'"),
+    ],
+)
+def test_a_word_that_cannot_be_read_is_shown_in_quotes(word: str, form: str) -> None:
+    told = problems_of("quickstart", [word])
+    assert "letters that are not ASCII" in told
+    assert told.endswith(f'quotes of two kinds: "{form}".')
+
+
+def test_the_quoted_form_is_the_value_that_was_meant() -> None:
+    assert compose("quickstart", ["run_name='mein läuf ü'"]).run_name == "mein läuf ü"
+
+
+def test_a_list_where_a_block_is_expected_shows_the_form(tmp_path: Path) -> None:
+    said = "is a list, but it is a block of keys with a name for each entry, e.g. {exact_read: {"
+    told = problems_of("quickstart", ["eval_rewards=[ocr]", "stack.lora=[3]"])
+    assert f"eval_rewards\n    {said}" in told
+    assert "stack.lora\n    is a list, but it is a block of keys." in told
+    text = "defaults: [/quickstart]\neval_rewards: [ocr]\nreward: {scorers: [{path: ocr}]}\n"
+    recipe(tmp_path, "mine", text)
+    told = problems_of("mine", [], tmp_path)
+    assert f"eval_rewards\n    {said}" in told
+    assert "reward.scorers\n    is a list" in told
+    recipe(tmp_path, "above", "defaults: [/mine]\n")
+    assert "e.g. of eval_rewards: {exact_read: {" in problems_of("above", [], tmp_path)
+
+
+def test_the_form_of_a_block_that_was_given_as_list_is_right() -> None:
+    overrides = [f"{key}={form}" for key, form in BLOCK_FORMS.items()]
+    config = compose("quickstart", overrides)
+    assert config.eval_suites["mine"].data == "mine.jsonl"

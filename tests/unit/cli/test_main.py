@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from unirl.cli.main import main
+from unirl.cli.main import CLOSED_PIPE, main
 from unirl.core.errors import RewardError
 
 
@@ -60,6 +61,7 @@ def test_recipe_options_and_overrides_come_in_any_order(
     ("words", "fragment"),
     [
         (["train"], "which recipe?"),
+        (["evaluate"], "which checkpoint, run or recipe?"),
         (["check", "quickstart", "tiny"], "one recipe at a time"),
         (["train", "quickstart", "--config-nam=x"], "--config-nam=x"),
         (["recipes", "quickstart"], "unrecognized"),
@@ -85,6 +87,18 @@ def test_recipes_lists_shipped_and_own_recipes(
     assert lines[0].split() == ["mine", "my", "own"]
     assert any(line.startswith("quickstart ") for line in lines)
     assert not any("group" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", [["recipes"], ["check", "quickstart"]], ids=" ".join)
+def test_a_reader_that_went_away_ends_a_command_quietly(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = f"from unirl.cli.main import main\nraise SystemExit(main({command!r}))"
+    with os.fdopen(writer) as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=closed, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (CLOSED_PIPE, b"")
 
 
 def test_components_lists_built_in_names(capsys: pytest.CaptureFixture[str]) -> None:
