@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -149,13 +150,23 @@ def test_seed_steps_and_guidance_are_what_was_asked(run: Run, tmp_path: Path) ->
         (("evaluate", "RUN", "--prompts", "/no/file.txt"), 1, "no such file"),
         (("evaluate", "RUN", "eval_num_prompt=3"), 3, "eval_num_prompts"),
         (("sample", "RUN", "--prompt", "elephants", "--output", "NEW"), 1, "Unknown word"),
-        (("sample", "RUN", "--prompt", "red", "--output", "NEW", "--shadow", "old"), 1, "shadow"),
+        (("sample", "RUN", "--prompt", "red", "--output", "NEW", "--shadow", "old"), 1, "has none"),
+        (("evaluate", "RUN/checkpoints/checkpoint-9"), 1, "checkpoints has checkpoint-2."),
+        (("evaluate", "runs/none"), 1, "expected a checkpoint"),
+        (("evaluate", "checkpoint-9"), 1, "expected a checkpoint"),
+        (("evaluate", "diffusion/tiny/none"), 3, "no such recipe"),
+        (("evaluate", "nothing"), 3, "no such recipe"),
     ],
 )
 def test_what_is_wrong_is_said(
     run: Run, tmp_path: Path, words: tuple[str, ...], code: int, said: str
 ) -> None:
     places = {"RUN": str(run.directory), "NEW": str(tmp_path / "new")}
-    found, _, errors = unirl(*(places.get(word, word) for word in words))
+    found, _, errors = unirl(*(_filled(word, places) for word in words))
     assert found == code, errors
     assert said in errors
+
+
+def _filled(word: str, places: Mapping[str, str]) -> str:
+    first, *others = word.split("/", 1)
+    return "/".join([places.get(first, first), *others])

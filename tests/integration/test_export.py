@@ -106,11 +106,13 @@ def test_a_shadow_is_exported_by_its_name(tmp_path: Path) -> None:
     assert run.exit_code == 0, run.errors
     trained = export_checkpoint(run.directory, tmp_path / "trained", kind="model")
     old = export_checkpoint(run.directory, tmp_path / "old", kind="model", shadow="old")
-    weights, shadow = load_file(trained.path), load_file(old.path)
+    none = export_checkpoint(run.directory, tmp_path / "none", kind="model", shadow="none")
+    weights, shadow, same = (load_file(made.path) for made in (trained, old, none))
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
     assert any(not torch.equal(weights[name], shadow[name]) for name in weights)
     from unirl.core.errors import CheckpointError
 
-    with pytest.raises(CheckpointError, match="shadow 'older'"):
+    with pytest.raises(CheckpointError, match="'older': it has only old"):
         export_checkpoint(run.directory, tmp_path / "older", shadow="older")
 
 

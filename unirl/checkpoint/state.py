@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -35,6 +35,11 @@ from unirl.core.errors import CheckpointError, ModelError
 from unirl.distributed.ranks import Ranks
 
 SHADOW_FILE = "shadows.safetensors"
+_SHADOW_GROUP = "shadow."
+"""Begins their names in shards; `<shadow>.<parameter>` follows, the names of the file."""
+NO_SHADOW = "none"
+"""In place of a shadow's name: the trained weights."""
+_UNREADABLE = (OSError, SafetensorError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -116,19 +121,37 @@ def read_weights(folder: Path, shadow: str | None) -> dict[str, Tensor]:
 
     Raises CheckpointError when they cannot be read, or there is no such shadow.
     """
+    if shadow is not None and shadow not in (names := shadow_names(folder)):
+        has = f"only {', '.join(names)}" if names else "none"
+        raise CheckpointError(
+            f"{folder} has no shadow weights {shadow!r}: it has {has}. Name one that is "
+            "there, or take the trained weights with --shadow none."
+        )
     file, prefix = ("weights.safetensors", "") if shadow is None else (SHADOW_FILE, f"{shadow}.")
-    group = "weights." if shadow is None else f"shadow.{shadow}."
+    group = "weights." if shadow is None else f"{_SHADOW_GROUP}{shadow}."
     try:
         if (folder / SHARDS).is_dir():
-            found = read_shard_group(folder, group)
-        else:
-            tensors = load_file(folder / file)
-            found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            return read_shard_group(folder, group)
+        tensors = load_file(folder / file)
+    except _UNREADABLE as error:
         raise CheckpointError(f"{folder}: weights cannot be read: {error}") from error
-    if not found:
-        raise CheckpointError(f"{folder} holds no weights of a shadow {shadow!r}.")
-    return found
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def shadow_names(folder: Path) -> list[str]:
+    """Of the shadow weights in a verified checkpoint folder."""
+    try:
+        if (folder / SHARDS).is_dir():
+            saved = shard_names(folder)
+            keys = {n.removeprefix(_SHADOW_GROUP) for n in saved if n.startswith(_SHADOW_GROUP)}
+        elif (folder / SHADOW_FILE).is_file():
+            with safe_open(folder / SHADOW_FILE, framework="pt") as file:
+                keys = set(file.keys())
+        else:
+            keys = set()
+    except _UNREADABLE as error:
+        raise CheckpointError(f"{folder}: shadow weights cannot be read: {error}") from error
+    return sorted({key.partition(".")[0] for key in keys})
 
 
 def restore(folder: Path, stack: Saveable, ranks: Ranks) -> None:

@@ -32,6 +32,8 @@ FORMAT_VERSION = 1
 BEST = "best"
 """A link to the best checkpoint beside the checkpoints."""
 _WRITING, _REPLACED, _DELETING = ".writing-", ".replaced-", ".deleting-"
+_MAX_NAMES = 12
+"""Of checkpoints or runs in a message."""
 _FOLDER_NAME = re.compile(r"(\.replaced-)?checkpoint-(\d+)")
 
 
@@ -188,6 +190,11 @@ def newest_sound(directory: Path) -> NewestSound:
     return NewestSound(None, ())
 
 
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder of this name is taken for a checkpoint."""
+    return _FOLDER_NAME.fullmatch(name) is not None
+
+
 def find_checkpoint(path: Path, key: str | None = "load_dir") -> Path:
     """The checkpoint a user means by `path`, verified.
 
@@ -217,7 +224,7 @@ def _find(path: Path, key: str | None) -> Path:
         found = "a file" if path.exists() else "nothing"
         raise CheckpointError(
             f"{_asked(path, key)}: expected a checkpoint, a folder of checkpoints or a run "
-            f"directory, found {found}. Correct {key or 'the path'}."
+            f"directory, found {found}. {_what_is_there(path)}Correct {key or 'the path'}."
         )
     if _FOLDER_NAME.fullmatch(path.resolve().name) or (path / MANIFEST).exists():
         folder, neighbours = path, path.resolve().parent
@@ -239,6 +246,30 @@ def _find(path: Path, key: str | None) -> Path:
     except CheckpointError as error:
         raise CheckpointError(f"{error}\n{_alternative(folder, neighbours, key)}") from error
     return folder
+
+
+def _what_is_there(path: Path) -> str:
+    """A sentence on the nearest folder that exists: its checkpoints, or else its folders."""
+    missing = path
+    while not missing.parent.exists():
+        missing = missing.parent
+    nearest = missing.parent
+    if path.exists() or not nearest.is_dir():
+        return ""
+    if nearest == Path():
+        return f"There is no folder {missing} in {Path.cwd()}. "
+    for folder in (nearest, nearest / "checkpoints"):
+        steps = [name.name for _, name in reversed(_newest_first(folder))]
+        if steps:
+            return f"{folder} has {_enumerated(steps)}. "
+    folders = sorted(entry.name for entry in nearest.iterdir() if entry.is_dir())
+    return f"{nearest} has {_enumerated(folders) or 'no folders'}. "
+
+
+def _enumerated(names: list[str]) -> str:
+    """The last ones where there are many."""
+    left_out = len(names) - _MAX_NAMES
+    return ", ".join([f"{left_out} others"] * (left_out > 0) + names[-_MAX_NAMES:])
 
 
 def verify(folder: Path) -> Manifest:

@@ -21,7 +21,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "where there is one",
     )
     command.add_argument("--model-path", help="where the base model is, if it was moved")
-    command.add_argument("--shadow", help="export these shadow weights instead, e.g. old")
+    command.add_argument(
+        "--shadow",
+        help="export these shadow weights, e.g. old. Default: none, the trained weights",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

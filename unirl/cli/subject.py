@@ -13,8 +13,9 @@ from pathlib import Path
 
 import yaml
 
-from unirl.checkpoint.store import find_checkpoint
+from unirl.checkpoint.store import find_checkpoint, is_checkpoint_name
 from unirl.cli.compose import compose_and_check
+from unirl.cli.recipes import recipe_folders
 from unirl.config.problem import config_error
 from unirl.config.schema import RunConfig
 
@@ -40,7 +41,7 @@ def read_subject(args: argparse.Namespace, changes: Sequence[str]) -> tuple[RunC
     target = Path(args.recipe).expanduser()
     moved = [] if args.model_path is None else [f"model.path={quoted(args.model_path)}"]
     overrides = ["num_devices=1", *changes, *moved, *args.overrides]
-    if not target.is_dir():
+    if not target.is_dir() and not _means_a_checkpoint(args.recipe, args.config_dir):
         return _composed(args.recipe, args.recipe, overrides, args.config_dir), None
     checkpoint = find_checkpoint(target, key=None)
     from unirl.checkpoint.state import read_trainer_state  # imports torch
@@ -50,6 +51,19 @@ def read_subject(args: argparse.Namespace, changes: Sequence[str]) -> tuple[RunC
         file = Path(folder) / "saved.yaml"
         file.write_text(yaml.safe_dump(saved, sort_keys=False), encoding="utf-8")
         return _composed(str(checkpoint), str(file), overrides, args.config_dir), checkpoint
+
+
+def _means_a_checkpoint(word: str, config_dir: Path | None) -> bool:
+    """Whether a word that is no folder was meant as one: a path, but not of recipes."""
+    path = Path(word)
+    first, *others = path.parts
+    if path.suffix == ".yaml":
+        return False
+    if word.startswith(("/", "~", ".")) or any(map(is_checkpoint_name, path.parts)):
+        return True
+    if not others or recipe_folders(config_dir).is_folder(first):
+        return False
+    return Path(first).exists() or first == RunConfig().output_dir or "checkpoints" in others
 
 
 def quoted(text: str) -> str:

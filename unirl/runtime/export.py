@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from unirl.checkpoint.state import read_trainer_state, read_weights
+from unirl.checkpoint.state import NO_SHADOW, read_trainer_state, read_weights
 from unirl.checkpoint.store import find_checkpoint
 from unirl.config.schema import RunConfig
 from unirl.core.errors import CheckpointError, ModelError
@@ -57,7 +57,8 @@ def export_checkpoint(
 
     kind: `adapter` or `model` (the adapter merged in); None takes the adapter where there is one.
     model_path: where the base model is now, if not where the run had it.
-    shadow: export these shadow weights instead, e.g. `old` of DiffusionNFT.
+    shadow: export these shadow weights instead, e.g. `old` of DiffusionNFT; None and `none` take
+        the trained ones.
 
     Raises CheckpointError for an unreadable checkpoint and ModelError for a model that has no such
     format.
@@ -73,7 +74,7 @@ def export_checkpoint(
     if kind == MODEL:  # an adapter is merged into exact weights, whatever it learned on
         config = exact(config)
     model = build_model(config, CPU, with_encoders=False)
-    load_trained(model, read_weights(folder, shadow))
+    load_trained(model, read_weights(folder, None if shadow == NO_SHADOW else shadow))
     if kind == ADAPTER:
         path = model.write_adapter(output)
         return Export(folder, kind, path, *_written(output), float("nan"))

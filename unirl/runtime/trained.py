@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from unirl.algorithms.making import make_algorithm
-from unirl.checkpoint.state import read_weights
+from unirl.checkpoint.state import NO_SHADOW, read_weights
 from unirl.config.schema import RunConfig
 from unirl.distributed.group import take_device
 from unirl.distributed.ranks import OneRank
@@ -15,8 +15,6 @@ from unirl.models.base import DiffusionModel
 from unirl.runtime.build import pick_device
 from unirl.runtime.export import load_trained
 from unirl.runtime.training_model import build_model
-
-NO_SHADOW = "none"
 
 
 def take_one_device(config: RunConfig) -> torch.device:

@@ -257,6 +257,34 @@ def test_the_word_of_a_command_is_not_called_load_dir(tmp_path):
     assert all("load_dir" not in str(raised.value) for raised in (nowhere, empty, damaged))
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("runs/base/checkpoints/checkpoint-9", "runs/base/checkpoints has checkpoint-2, check"),
+        ("runs/base/checkpoint-9", "runs/base/checkpoints has checkpoint-2, checkpoint-10."),
+        ("runs/bse/checkpoints/checkpoint-2", "runs has base, other."),
+        ("runs/other/checkpoints", "runs/other has no folders."),
+        ("run/base", "There is no folder run in "),
+    ],
+)
+def test_a_mistyped_checkpoint_is_answered_with_what_is_there(tmp_path, monkeypatch, asked, told):
+    monkeypatch.chdir(tmp_path)
+    store = CheckpointStore(Path("runs/base/checkpoints"))
+    for step in (2, 10):
+        store.save(step, write_weights(b"x"))
+    Path("runs/other").mkdir()
+    with pytest.raises(CheckpointError, match="found nothing") as raised:
+        find_checkpoint(Path(asked), key=None)
+    assert told in str(raised.value)
+
+
+def test_the_newest_of_many_checkpoints_are_named(tmp_path):
+    for step in range(20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    with pytest.raises(CheckpointError, match=r"has 8 others, checkpoint-8, .*, checkpoint-19"):
+        find_checkpoint(tmp_path / "checkpoint-99")
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A real file system of 1 MB."""
