@@ -95,7 +95,8 @@ class Run:
     @property
     def checkpoints(self) -> list[str]:
         folder = self.directory / "checkpoints"
-        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        names = [path.name for path in folder.iterdir()] if folder.exists() else []
+        return sorted(name for name in names if name != "best")
 
     def weights(self, step: int) -> dict[str, Tensor]:
         return load_file(self.checkpoint(step) / "weights.safetensors")

@@ -80,7 +80,10 @@ def test_parked_engine_and_reward_train_nft_as_resident_ones_do(tmp_path: Path) 
     assert parked.numbers() == resident.numbers()
     shared = train(tmp_path / "shared", *words)
     assert_same_state(parked, shared, step=2)
-    assert parked.numbers() == shared.numbers()
+    for rows in (own := parked.numbers(), common := shared.numbers()):
+        for row in rows:
+            del row["progress/denoiser_evaluations"]  # which counts the probes of a sync
+    assert own == common
 
 
 def test_parking_the_train_stack_that_holds_the_sampling_weights_is_refused(tmp_path: Path) -> None:
@@ -144,7 +147,11 @@ def test_a_rank_without_a_pair_takes_part_in_the_steps_of_the_others(
     assert one.rows("rollout")[0]["rollout/zero_std_group_ratio"] == 0.5
     assert one.rows("rollout")[0]["train/optimizer_step"] == 1
     assert drift(one.weights(1), two.weights(1), start) < ROUNDING
-    assert_close_rows(one.numbers(), two.numbers())
+    one_rows, two_rows = one.numbers(), two.numbers()
+    # A rank without a pair runs fillers, which are forwards all the same.
+    evaluations = [rows[-1].pop("progress/denoiser_evaluations") for rows in (one_rows, two_rows)]
+    assert evaluations[0] <= evaluations[1]
+    assert_close_rows(one_rows, two_rows)
 
 
 def test_a_window_in_which_no_rank_has_a_pair_is_skipped_by_all(

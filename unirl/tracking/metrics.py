@@ -118,8 +118,8 @@ METRICS: Mapping[str, Metric] = {
     "progress/denoiser_evaluations": Metric(
         "samples",
         "the denoising network was run on for training, on all devices: sampling, replays, "
-        "references, updates and fillers of ranks without rows, guidance twice; not evaluations, "
-        "backwards or the doctor",
+        "references, updates, probes of a sync and fillers of ranks without rows, guidance twice; "
+        "not evaluations, backwards or the doctor",
     ),
     # perf/: wall-clock time of one window
     "perf/samples_per_second": Metric("samples / s", "samples trained on per second of the window"),

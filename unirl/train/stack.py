@@ -324,7 +324,8 @@ class TrainStack:
                 and not bool(self._backend.local(parameter.grad).isfinite().all())
             ]
             names = sorted({name for names in self._ranks.gather(bad) for name in names})
-            where = f"{len(names)} of {len(self._trained)} tensors: {', '.join(names[:3])}, ..."
+            some = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+            where = f"{len(names)} of {len(self._trained)} tensors: {some}"
             return f"non-finite gradient (norm {grad_norm}) in {where if names else 'the norm'}"
         if grad_norm == 0:  # the moments alone would still move the weights
             return "zero gradient: equal rewards in every group, or the aim is reached"

@@ -241,7 +241,7 @@ def test_the_message_names_the_parameters_whose_gradient_is_not_finite():
     name, bad = next(iter(adapter_parameters(model.network).items()))
     bad.register_hook(lambda gradient: torch.full_like(gradient, float("nan")))
     (stats,) = stack.update([roll_out(model)])
-    assert stats.skipped == f"non-finite gradient (norm nan) in {name}"
+    assert stats.skipped == f"non-finite gradient (norm nan) in 1 of 8 tensors: {name}"
 
 
 def test_without_any_advantage_the_step_is_skipped_and_moments_do_not_decay():
