@@ -30,7 +30,14 @@ def write_run(
 ) -> Path:
     """A finished run; its held-out reward rises by `gain`."""
     path.mkdir(parents=True)
-    write_config(path, run_name=path.name, num_rollouts=num_rollouts, seed=seed, **(config or {}))
+    write_config(
+        path,
+        run_name=path.name,
+        num_rollouts=num_rollouts,
+        eval_interval=eval_interval,
+        seed=seed,
+        **(config or {}),
+    )
     noise = random.Random(seed)
     rows = []
     for rollout in range(num_rollouts + 1):

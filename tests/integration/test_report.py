@@ -60,7 +60,17 @@ def test_a_folder_that_is_no_run_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(tmp_path)]) == 1
-    assert "neither config.yaml nor metrics.jsonl" in capsys.readouterr().err
+    assert "it has no config.yaml" in capsys.readouterr().err
+
+
+def test_a_record_of_a_run_is_never_overwritten(
+    runs: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = runs[0].directory / "metrics.jsonl"
+    before = record.read_bytes()
+    assert main(["report", str(runs[0].directory), "--output", str(record)]) == 1
+    assert "--output" in capsys.readouterr().err
+    assert record.read_bytes() == before
 
 
 def test_a_report_that_fails_costs_a_warning_and_not_the_run(

@@ -1,6 +1,7 @@
 """`unirl report`: one HTML page about a run, or about several beside each other.
 
-Exit codes: 0 written, 1 a folder is no run, several runs have no output, or the disk refused.
+Exit codes: 0 written, 1 a folder is no run, several runs have no output, the output is something
+else than a report, or the disk refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="needed for several runs; default: report.html in the run",
+        help="where the page goes, *.html: a new file, or a report to replace; needed for several "
+        "runs, default report.html in the run",
     )
 
 

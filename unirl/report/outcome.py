@@ -22,7 +22,7 @@ class Outcome:
     sentence: str
     done: int
     """Rollouts."""
-    total: int | None
+    total: int
     resumed_at: tuple[int, ...]
     """The rollouts at which the run was taken up again."""
     wall_seconds: float | None
@@ -32,7 +32,7 @@ class Outcome:
 
 def outcome_of(run: RunFiles) -> Outcome:
     done = max((_done(row.kind, row.rollout) for row in run.rows), default=0)
-    total = run.config.get("num_rollouts")
+    total = run.config["num_rollouts"]
     resumed = tuple(int(m[1]) for entry in run.log if (m := _RESUMES.search(entry.message)))
     state, sentence = _state(run, done, total)
     if resumed:
@@ -54,13 +54,13 @@ def _done(kind: str, rollout: int) -> int:
     return rollout + 1 if kind == "rollout" else rollout
 
 
-def _state(run: RunFiles, done: int, total: int | None) -> tuple[str, str]:
+def _state(run: RunFiles, done: int, total: int) -> tuple[str, str]:
     stops = [m for entry in _last_session(run.log) if (m := _STOPS.search(entry.message))]
     if stops:
         return "interrupted", f"Interrupted after {plural(int(stops[-1][1]), 'rollout')}."
     if any(_FAILS.search(entry.message) for entry in _last_session(run.log)):
         return "failed", f"The run failed after {plural(done, 'rollout')}; see its warnings below."
-    if total is not None and done >= total:
+    if done >= total:
         return "finished", f"All {plural(total, 'rollout')} are done."
     if run.is_held:
         return "going on", f"The run is still going on; {plural(done, 'rollout')} are done so far."

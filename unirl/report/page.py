@@ -24,6 +24,7 @@ from unirl.report.reading import Finding, RunFiles, read_run
 from unirl.report.settings import Setting, between, command, evaluated_differently, from_defaults
 from unirl.report.shown import Family, ShownRun, families
 from unirl.report.summary import OverSeeds, Summary, over_seeds, summarize
+from unirl.report.target import GENERATOR, require_replaceable
 from unirl.report.warnings import Warned, warned
 from unirl.tracking.files import replacing
 
@@ -45,7 +46,7 @@ class RunPart:
 @dataclass(frozen=True)
 class Page:
     title: str
-    version: str
+    generator: str
     runs: tuple[RunPart, ...]
     families: tuple[Family, ...]
     over_seeds: tuple[OverSeeds, ...]
@@ -70,17 +71,19 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
     """Write one page about these runs; returns where. None: report.html in the only run.
 
     Raises:
-        UnirlError: a folder is no run, several runs have no output, or the disk refused.
+        UnirlError: a folder is no run, several runs have no output, the output is something else
+            than a report, or the disk refused.
     """
     if output is None and len(directories) != 1:
         raise UnirlError(
             f"a report of {len(directories)} runs belongs to none of them. "
             "Say where it shall go: --output comparison.html."
         )
+    path = output or directories[0].expanduser() / FILE_NAME
     runs = [read_run(directory) for directory in directories]
-    path = output or runs[0].path / FILE_NAME
+    require_replaceable(path)
     html = render(page_of(runs))
-    with replacing(path) as temporary:
+    with replacing(path, instead="name another file with --output") as temporary:
         temporary.write_text(html, encoding="utf-8")
     return path
 
@@ -92,7 +95,7 @@ def page_of(files: Sequence[RunFiles]) -> Page:
     only = runs[0] if len(runs) == 1 else None
     return Page(
         title=only.label if only else " · ".join(run.label for run in runs),
-        version=__version__,
+        generator=f"{GENERATOR} {__version__}",
         runs=tuple(_part(run) for run in runs),
         families=tuple(groups),
         over_seeds=tuple(found for group in groups if (found := over_seeds(group))),

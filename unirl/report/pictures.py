@@ -103,7 +103,9 @@ def _why_none(runs: Sequence[ShownRun]) -> str:
         return "There is one evaluation so far; before and after need two."
     if any(run.files.of_kind("eval") for run in runs):
         return "Samples of the evaluations were not written down, so there are no images to show."
-    return "The run was never evaluated (eval_interval=0), so there is no before and after."
+    if all(run.files.is_never_evaluated for run in runs):
+        return "There is no before and after: evaluation was turned off (eval_interval=0)."
+    return "There is no evaluation yet; before and after need two."
 
 
 def _steps(evaluations: Sequence[Evaluation]) -> str:

@@ -28,6 +28,10 @@ from unirl.tracking.tracker import Row
 
 Json = dict[str, Any]
 
+_OF_A_RUN = {"run_name": str, "model": dict, "num_rollouts": int}
+"""What every config.yaml that a run writes has, and of which kind."""
+_EXPECTED = "Give a run directory, <output_dir>/<run_name>, as `unirl train` writes it."
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -61,7 +65,7 @@ class RunFiles:
 
     path: Path
     config: Json
-    """As config.yaml has it; empty where there is none."""
+    """As config.yaml has it; at least run_name, model and num_rollouts."""
     rows: tuple[Row, ...]
     evaluations: tuple[Evaluation, ...]
     """The first and the last one whose samples were written down; one where there is one."""
@@ -79,12 +83,17 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        return str(self.config.get("run_name") or self.path.name)
+        return str(self.config["run_name"])
 
     @property
     def has_held_out_prompts(self) -> bool:
         """Whether evaluations have prompts of their own (data.eval)."""
-        return not self.config or (self.config.get("data") or {}).get("eval") is not None
+        return (self.config.get("data") or {}).get("eval") is not None
+
+    @property
+    def is_never_evaluated(self) -> bool:
+        """Whether it was told not to be."""
+        return self.config.get("eval_interval") == 0
 
     def of_kind(self, kind: str) -> list[Row]:
         return [row for row in self.rows if row.kind == kind]
@@ -94,21 +103,22 @@ def read_run(path: Path) -> RunFiles:
     """Read a run directory, whatever state it is in.
 
     Raises:
-        UnirlError: it is no folder, or has neither config.yaml nor metrics.jsonl.
+        UnirlError: it is no folder, has no config.yaml of a run, or is what `unirl evaluate` left.
     """
     path = path.expanduser()
     if not path.is_dir():
-        raise UnirlError(f"{path} is no folder. Give a run directory: <output_dir>/<run_name>.")
-    if not (path / "config.yaml").exists() and not (path / "metrics.jsonl").exists():
-        raise UnirlError(
-            f"{path} is no run: it has neither config.yaml nor metrics.jsonl."
-            f"{_runs_below(path)} Give a run directory: <output_dir>/<run_name>."
-        )
+        raise UnirlError(f"{path} is no folder. {_EXPECTED}")
     notes: list[str] = []
+    rows = tuple(_rows(path / "metrics.jsonl", notes))
+    if _is_of_evaluate(path, rows):
+        raise UnirlError(
+            f"{path} is no run: `unirl evaluate` left its evaluations there, and nothing was "
+            f"trained. {_EXPECTED}"
+        )
     return RunFiles(
         path=path.resolve(),
-        config=_config(path / "config.yaml", notes),
-        rows=tuple(_rows(path / "metrics.jsonl", notes)),
+        config=_config(path),
+        rows=rows,
         evaluations=tuple(_evaluations(path, notes)),
         findings=_findings(path / "doctor.json", notes),
         moves=tuple(_moves(path / "transitions.jsonl", notes)),
@@ -119,6 +129,15 @@ def read_run(path: Path) -> RunFiles:
     )
 
 
+def _is_of_evaluate(path: Path, rows: Sequence[Row]) -> bool:
+    """Whether evaluations are all there is; a run has a log from its first moment on."""
+    return (
+        (path / "evaluations").is_dir()
+        and not (path / "run.log").exists()
+        and not any(row.kind == "rollout" for row in rows)
+    )
+
+
 def _runs_below(path: Path) -> str:
     runs = sorted(child.parent.name for child in path.glob("*/config.yaml"))
     if not runs:
@@ -126,60 +145,80 @@ def _runs_below(path: Path) -> str:
     return f" There are runs below it: {', '.join(runs[:5])}{', ...' if len(runs) > 5 else ''}."
 
 
-def _config(path: Path, notes: list[str]) -> Json:
+def _config(run: Path) -> Json:
+    """The run's settings, if these are a run's.
+
+    Raises:
+        UnirlError: config.yaml is missing, cannot be read or lacks what every run has.
+    """
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        notes.append("config.yaml is missing, so settings are unknown.")
-        return {}
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UnirlError(
+            f"{run} is no run: it has no config.yaml.{_runs_below(run)} {_EXPECTED}"
+        ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
-        notes.append(
-            f"config.yaml cannot be read ({type(error).__name__}), so settings are unknown."
+        raise UnirlError(
+            f"{run}/config.yaml cannot be read ({type(error).__name__}). {_EXPECTED}"
+        ) from error
+    fields = config if isinstance(config, dict) else {}
+    lacking = [name for name, kind in _OF_A_RUN.items() if not isinstance(fields.get(name), kind)]
+    if lacking:
+        raise UnirlError(
+            f"{run} is no run: its config.yaml has no {' and no '.join(lacking)}. {_EXPECTED}"
         )
-        return {}
-    return config if isinstance(config, dict) else {}
+    return fields
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[Json]:
     """The objects of a file of JSON lines; what is none is counted in a note."""
     if not path.is_file():
         return
-    bad: list[int] = []
-    number = 0
+    bad: list[str] = []
     with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
+        for line in file:
             try:
                 fields = json.loads(line)
             except ValueError:
-                bad.append(number)
+                bad.append(line)
                 continue
             if isinstance(fields, dict):
                 yield fields
             else:
-                bad.append(number)
-    if bad == [number]:
+                bad.append(line)
+    if bad and not bad[-1].endswith("\n"):
+        bad.pop()
         notes.append(
             f"The last line of {path.name} is cut off, as a kill or a run that is still writing "
             "leaves it; it is left out."
         )
-    elif bad:
-        notes.append(f"{plural(len(bad), 'line')} of {path.name} cannot be read and are left out.")
+    if bad:
+        notes.append(f"{plural(len(bad), 'line')} of {path.name} cannot be read; left out.")
 
 
 def _rows(path: Path, notes: list[str]) -> Iterator[Row]:
     if not path.is_file():
         notes.append("metrics.jsonl is missing: nothing was measured yet.")
         return
+    strange = 0
     for fields in _lines(path, notes):
         try:
-            kind, rollout, step = (
-                fields.pop(name) for name in ("kind", "rollout", "optimizer_step")
-            )
-            numbers = {name: float(value) for name, value in fields.items()}
+            yield _row(fields)
         except (KeyError, TypeError, ValueError):
-            notes.append("A line of metrics.jsonl is no row of metrics; it is left out.")
-            continue
-        yield Row(kind, rollout, step, numbers)
+            strange += 1
+    if strange:
+        notes.append(
+            f"{plural(strange, 'line')} of {path.name} hold no metrics of a run; left out."
+        )
+
+
+def _row(fields: Json) -> Row:
+    """Raises KeyError, TypeError or ValueError for what is none."""
+    kind, rollout, step = (fields.pop(name) for name in ("kind", "rollout", "optimizer_step"))
+    if kind not in ("rollout", "eval"):
+        raise ValueError(kind)
+    numbers = {name: float(value) for name, value in fields.items()}
+    return Row(kind, int(rollout), int(step), numbers)
 
 
 _MOVE = {"component", "role", "move", "moved_bytes", "dropped_bytes", "seconds"}

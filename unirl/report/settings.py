@@ -62,7 +62,7 @@ def learns_the_same(one: RunFiles, other: RunFiles) -> bool:
 
 def evaluated_differently(runs: Sequence[RunFiles]) -> list[str]:
     """Keys because of which rewards at evaluation are not of the same thing."""
-    settings = differing([_evaluation(run.config) for run in runs if run.config])
+    settings = differing([_evaluation(run.config) for run in runs])
     return [setting.key for setting in settings]
 
 

@@ -42,6 +42,8 @@ class Summary:
     evaluation: str
     """Held-out reward, or what it is instead."""
     result: Result | None
+    is_never_evaluated: bool
+    """Whether it was told not to be."""
     training: str
     """Mean training reward of the last tenth of the run."""
     when: str
@@ -60,6 +62,7 @@ def summarize(run: ShownRun) -> Summary:
         facts=tuple(_facts(run)),
         evaluation=evaluation_title([run.files]),
         result=_result(run),
+        is_never_evaluated=run.files.is_never_evaluated,
         training=_training(run),
         when=_when(run),
         path=str(run.files.path),
@@ -98,9 +101,8 @@ def over_seeds(group: Family) -> OverSeeds | None:
 
 def _facts(run: ShownRun) -> Iterator[tuple[str, str]]:
     config, outcome = run.files.config, run.outcome
-    model = config.get("model") or {}
-    if model:
-        yield "Model", f"{model.get('family')} · {model.get('path')}"
+    model = config["model"]
+    yield "Model", f"{model.get('family')} · {model.get('path')}"
     if algorithm := (config.get("algorithm") or {}).get("path"):
         yield "Algorithm", str(algorithm)
     if "stack" in config:
@@ -111,8 +113,7 @@ def _facts(run: ShownRun) -> Iterator[tuple[str, str]]:
         yield "Devices", f"{devices}" + (f", {kind}" if kind != "auto" else "")
     if "seed" in config:
         yield "Seed", str(config["seed"])
-    of_total = f" of {outcome.total:,}" if outcome.total is not None else ""
-    yield "Rollouts", f"{outcome.done:,}{of_total}"
+    yield "Rollouts", f"{outcome.done:,} of {outcome.total:,}"
     if outcome.wall_seconds is not None:
         yield "Wall time", numbers.duration(outcome.wall_seconds)
     last = run.files.rows[-1].metrics if run.files.rows else {}

@@ -8,21 +8,23 @@ from pathlib import Path
 
 from unirl.core.errors import UnirlError
 
+_INSTEAD = "set output_dir to another folder"
+
 
 @contextmanager
-def output_errors(path: Path) -> Iterator[None]:
-    """Turns a refusal of the disk into an error that names the file and the key to set."""
+def output_errors(path: Path, instead: str = _INSTEAD) -> Iterator[None]:
+    """Turns a refusal of the disk into an error that names the file and what to set instead."""
     try:
         yield
     except OSError as error:
         raise UnirlError(
             f"{path} cannot be written: {error.strerror or error}. "
-            "Free space or permit writing there, or set output_dir to another folder."
+            f"Free space or permit writing there, or {instead}."
         ) from error
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, instead: str = _INSTEAD) -> Iterator[Path]:
     """A temporary path to write to; it takes the place of `path` when the block succeeds.
 
     It has the same suffix, because writers choose the format by it.
@@ -31,7 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
         UnirlError: the disk refused.
     """
     temporary = path.with_name(f".writing-{path.name}")
-    with output_errors(path):
+    with output_errors(path, instead):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_runs import PROMPTS, read_lines, write_moves, write_rows, write_run
+from report_runs import PROMPTS, read_lines, write_config, write_moves, write_rows, write_run
 
 from unirl.core.errors import UnirlError
 from unirl.report.page import write_report
@@ -96,15 +96,18 @@ def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, kept: int) -> No
     path = write_run(tmp_path / "run", eval_interval=0)
     write_rows(path, read_lines(path / "metrics.jsonl")[:kept])
     text = Tags(page(path)).text
-    assert "never evaluated" in text
+    assert "never evaluated ( eval_interval=0 )" in text
     assert ("Nothing was measured yet" in text) == (kept == 0)
 
 
 def test_a_run_without_anything_but_its_config_has_a_page(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.mkdir()
-    (path / "config.yaml").write_text("run_name: run\n")
-    assert "metrics.jsonl is missing" in Tags(page(path)).text
+    write_config(path, run_name="run", eval_interval=5)
+    text = Tags(page(path)).text
+    assert "metrics.jsonl is missing" in text
+    assert "There is no evaluation yet" in text
+    assert "eval_interval=0" not in text
 
 
 def test_images_that_are_missing_or_broken_are_counted(tmp_path: Path) -> None:

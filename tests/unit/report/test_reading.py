@@ -53,11 +53,18 @@ def test_what_a_resume_set_aside_is_not_read(tmp_path: Path) -> None:
 
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     path = write_run(tmp_path / "broken")
-    (path / "config.yaml").write_text("a: [")
+    (path / "metrics.jsonl").unlink()
     (path / "doctor.json").write_text("{")
+    assert {note.split(" ")[0] for note in read_run(path).notes} == {"metrics.jsonl", "doctor.json"}
+
+
+def test_lines_that_are_no_metrics_are_counted_in_one_note(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('garbage\n[]\n{}\n{"kind": "x", "rollout": 1, "optimizer_step": 1}\n')
     run = read_run(path)
-    assert {note.split(" ")[0] for note in run.notes} == {"config.yaml", "doctor.json"}
-    assert run.name == "broken"
+    assert len(run.rows) == 16
+    assert [note.split(" of ")[0] for note in run.notes] == ["2 lines", "2 lines"]
 
 
 def test_lines_of_another_version_are_left_out_with_a_note(tmp_path: Path) -> None:
@@ -72,10 +79,37 @@ def test_lines_of_another_version_are_left_out_with_a_note(tmp_path: Path) -> No
 
 def test_a_folder_that_is_no_run_names_what_was_expected(tmp_path: Path) -> None:
     write_run(tmp_path / "one")
-    with pytest.raises(UnirlError, match=r"neither config\.yaml nor metrics\.jsonl.*below it: one"):
+    with pytest.raises(UnirlError, match=r"no config\.yaml.*below it: one.*<run_name>"):
         read_run(tmp_path)
     with pytest.raises(UnirlError, match="is no folder"):
         read_run(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ("run_name: x\n", "has no model and no num_rollouts"),
+        ("- run_name\n", "has no run_name and no model and no num_rollouts"),
+        ("run_name: x\nmodel: tiny\nnum_rollouts: many\n", "has no model and no num_rollouts"),
+        ("a: [", "cannot be read"),
+    ],
+)
+def test_a_config_that_is_no_runs_is_an_error(tmp_path: Path, config: str, found: str) -> None:
+    (tmp_path / "config.yaml").write_text(config)
+    (tmp_path / "metrics.jsonl").write_text("garbage\n")
+    with pytest.raises(UnirlError, match=f"{found}.*<output_dir>/<run_name>"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [["config.yaml"], []])
+def test_what_unirl_evaluate_left_is_called_by_its_name(tmp_path: Path, kept: list[str]) -> None:
+    path = write_run(tmp_path / "evaluated")
+    rows = [row for row in read_lines(path / "metrics.jsonl") if row["kind"] == "eval"]
+    write_rows(path, rows)
+    for name in {"config.yaml", "run.log"} - set(kept):
+        (path / name).unlink()
+    with pytest.raises(UnirlError, match="`unirl evaluate` left its evaluations there"):
+        read_run(path)
 
 
 def test_the_log_tells_interruptions_and_resumes(tmp_path: Path) -> None:
