@@ -54,7 +54,13 @@ def test_a_run_evaluated_again_gives_its_records_images_and_numbers(
         names = {name for name in logged if name.startswith("eval/")}
         assert {name: again[name] for name in names} == {name: logged[name] for name in names}
     *_, last = run.rows("eval")
-    line = next(line for line in output.splitlines() if line.startswith("eval/reward_mean"))
+    lines = output.splitlines()
+    assert lines[:3] == [
+        f"{run.checkpoint(2)}, after 2 of 2 rollouts",
+        "eval: 4 prompts x 1 sample of pkg:numbers/heldout.jsonl",
+        "few: 2 prompts x 1 sample of pkg:numbers/heldout.jsonl",
+    ]
+    line = next(line for line in lines if line.startswith("eval/reward_mean"))
     assert f"{last['eval/reward_mean']:.4f} ± {last['eval/reward_ci95']:.4f}" in line
 
 
@@ -96,13 +102,23 @@ def test_other_prompts_and_scorers_take_the_place_of_the_runs(run: Run, tmp_path
     assert [(s.prompt, s.sample) for s in samples] == [(p, g) for p in range(3) for g in range(2)]
     assert all(s.scores.keys() == {"jpeg_size", "Brightness"} for s in samples)
     assert all(s.judges == {} for s in samples)
+    assert f"eval: 3 prompts x 2 samples of {prompts}\n" in output
     assert "eval/few/" not in output
+
+
+def test_samples_that_were_not_scored_are_counted(run: Run, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", ["12", "111", "6"])
+    words = ("--prompts", prompts, "--scorer", "failing_scorers:FailsOnOnePrompt")
+    code, output, errors = unirl("evaluate", run.directory, *words, "reward.on_failure=drop_group")
+    assert code == 0, errors
+    assert f"eval: 3 prompts x 1 sample of {prompts}, 1 of them not scored\n" in output
 
 
 def test_a_recipe_stands_for_the_model_it_begins_with(run: Run, tmp_path: Path) -> None:
     settings = run.directory / "config.yaml"
-    code, _, errors = unirl("evaluate", settings, "--output", tmp_path / "out")
+    code, output, errors = unirl("evaluate", settings, "--output", tmp_path / "out")
     assert code == 0, errors
+    assert output.startswith(f"{settings}, before any training\n")
     first = {name: data for name, data in evaluations(run.directory).items() if "000000" in name}
     assert evaluations(tmp_path / "out") == first
 
@@ -125,6 +141,7 @@ def test_a_sample_is_the_image_that_the_run_evaluated(run: Run, tmp_path: Path) 
     ]
     assert all(line["prompt"] == text for line in listed)
     assert (tmp_path / "out" / "before_after.png").exists()
+    assert output.startswith(f"{run.checkpoint(2)}, after 2 of 2 rollouts\n")
     assert str(tmp_path / "out" / "00-01.png") in output
 
 
@@ -147,7 +164,15 @@ def test_seed_steps_and_guidance_are_what_was_asked(run: Run, tmp_path: Path) ->
     [
         (("evaluate", "RUN", "--scorer", "nothing"), 3, "reward.scorers.nothing.path"),
         (("evaluate", "RUN", "--output", "RUN"), 1, "is not empty"),
-        (("evaluate", "RUN", "--prompts", "/no/file.txt"), 1, "no such file"),
+        (("evaluate", "RUN", "--prompts", "/no/file.txt"), 3, "no such file"),
+        (("evaluate", "RUN", "eval_num_prompts=1000"), 3, "has only 256 prompts"),
+        (("evaluate", "RUN", "eval_suites.few.num_prompts=999"), 3, "has only 256 prompts"),
+        (("evaluate", "quickstart", "eval_interval=0", "eval_num_prompts=999"), 3, "only 256"),
+        (("evaluate", "RUN", "--scorer", "ocr", "--scorer", "ocr"), 3, "ocr is there more than"),
+        (("evaluate", "quickstart", "--base"), 3, "Leave --base out"),
+        (("sample", "quickstart", "--prompt", "red", "--output", "NEW", "--base"), 3, "--base"),
+        (("sample", "RUN", "--prompt", " ", "--output", "NEW"), 3, "--prompt is blank"),
+        (("sample", "RUN", "--prompt", "no/such.txt", "--output", "NEW"), 3, "name of a file"),
         (("evaluate", "RUN", "eval_num_prompt=3"), 3, "eval_num_prompts"),
         (("sample", "RUN", "--prompt", "elephants", "--output", "NEW"), 1, "Unknown word"),
         (("sample", "RUN", "--prompt", "red", "--output", "NEW", "--shadow", "old"), 1, "has none"),

@@ -40,8 +40,7 @@ def checked_but_for_files(
 
 def _file_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _prompt_problems(config.data.train, "data.train", "batch_size", config.batch_size)
-    for suite in asked_suites(config):
-        yield from _prompt_problems(suite.path, suite.key, suite.count_key, suite.num_prompts or 1)
+    yield from suite_problems(config)
     if config.load_dir is not None:
         try:
             find_source(config)
@@ -52,6 +51,12 @@ def _file_problems(config: RunConfig) -> Iterator[Problem]:
             find_checkpoint(Path(config.start_from).expanduser(), "start_from")
         except CheckpointError as error:
             yield Problem("start_from", str(error))
+
+
+def suite_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of the prompt files that are evaluated: unreadable, or with fewer prompts than asked."""
+    for suite in asked_suites(config):
+        yield from _prompt_problems(suite.path, suite.key, suite.count_key, suite.num_prompts or 1)
 
 
 def _prompt_problems(path: str, key: str, count_key: str, count: int) -> Iterator[Problem]:
@@ -100,7 +105,7 @@ def _training(config: RunConfig) -> str:
     weights = "all weights" if lora is None else f"LoRA of rank {lora.rank}"
     return (
         f"{config.algorithm.path} on {weights}; {_stochastic_steps(config)}; "
-        f"{_plural(updates, 'update')} per {_each(config.accumulate_rollouts)}"
+        f"{plural(updates, 'update')} per {_each(config.accumulate_rollouts)}"
     )
 
 
@@ -123,8 +128,8 @@ def _stochastic_steps(config: RunConfig) -> str:
 def _run(config: RunConfig) -> str:
     windows = config.num_rollouts // config.accumulate_rollouts
     parts = [
-        f"{_plural(config.num_rollouts, 'rollout')}, "
-        f"{_plural(windows * config.stack.num_updates_per_batch, 'optimizer step')}"
+        f"{plural(config.num_rollouts, 'rollout')}, "
+        f"{plural(windows * config.stack.num_updates_per_batch, 'optimizer step')}"
     ]
     if config.eval_interval:
         parts.append(
@@ -157,7 +162,7 @@ def _devices(config: RunConfig) -> str:
         "hybrid": f"weights in shards over groups of {config.backend.shard_size}",
         "no_shard": "a copy of the weights on each",
     }
-    prompts = _plural(config.batch_size // config.num_devices, "prompt")
+    prompts = plural(config.batch_size // config.num_devices, "prompt")
     return f"{config.num_devices} ranks; {prompts} each; {meshes[config.backend.mesh]}"
 
 
@@ -193,5 +198,5 @@ def _each(num_rollouts: int) -> str:
     return "rollout" if num_rollouts == 1 else f"{num_rollouts} rollouts"
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.cli import subject
+from unirl.cli.check import plural, suite_problems
+from unirl.config.problem import config_error
+from unirl.config.suites import AskedSuite, asked_suites
+from unirl.core.errors import ConfigError
+from unirl.tracking.intervals import metric_prefix
 
 if TYPE_CHECKING:
     from unirl.runtime.evaluate import Assessment
@@ -40,17 +45,33 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print a table."""
-    config, checkpoint = subject.read_subject(args, _changes(args))
+    read = subject.read_subject(args, _changes(args))
+    # Of a run that evaluated nothing it is asked for all the same.
+    config = read.config.model_copy(update={"eval_interval": read.config.eval_interval or 1})
+    problems = list(suite_problems(config))
+    if problems:
+        raise config_error(args.recipe, problems)
     from unirl.runtime.evaluate import assess  # imports torch
 
     with tempfile.TemporaryDirectory() as nowhere:
         folder = args.output or Path(nowhere)
-        found = assess(config, checkpoint, folder, shadow=args.shadow, with_base=args.base)
-    print(f"{checkpoint or args.recipe}: means ± half their 95 % interval over prompts")
+        found = assess(config, read.checkpoint, folder, shadow=args.shadow, with_base=args.base)
+    print(read.title)
+    print("\n".join(_evaluated(suite, found) for suite in asked_suites(config)))
+    print("means ± half their 95 % interval over prompts")
     print("\n".join(table(found)))
     if args.output is not None:
         print(f"Everything is in {args.output}: metrics.jsonl, evaluations, images.")
     return 0
+
+
+def _evaluated(suite: AskedSuite, found: Assessment) -> str:
+    """ "eval: 64 prompts x 1 sample of pkg:numbers/heldout.jsonl"."""
+    num_prompts, samples = found.num_prompts[suite.name], suite.samples_per_prompt
+    of_file = f"{plural(num_prompts, 'prompt')} x {plural(samples, 'sample')} of {suite.path}"
+    scored = round(found.metrics[f"{metric_prefix(suite.name)}/num_samples"])
+    dropped = num_prompts * samples - scored
+    return f"{suite.name}: {of_file}" + (f", {dropped} of them not scored" if dropped else "")
 
 
 def table(found: Assessment) -> list[str]:
@@ -85,12 +106,22 @@ def _changes(args: argparse.Namespace) -> list[str]:
         changes += ["eval_suites=null", "eval_suites={}", "eval_num_prompts=null"]
         changes += [f"data.eval={subject.quoted(args.prompts)}"]
     if args.scorers:
-        scorers = ",".join(_scorer(path) for path in args.scorers)
+        named = [_scorer_name(path) for path in args.scorers]
+        twice = sorted({name for name in named if named.count(name) > 1})
+        if twice:
+            raise ConfigError(
+                f"--scorer: {' and '.join(twice)} is there more than once, but a score has one "
+                "name. Name each scorer once; for two classes of one name, derive a class."
+            )
+        scorers = ",".join(map(_scorer, args.scorers))
         changes += ["reward=null", f"reward={{scorers:{{{scorers}}}}}"]
         changes += ["eval_rewards=null", "eval_rewards={}"]
     return changes
 
 
 def _scorer(path: str) -> str:
-    name = path.rpartition(":")[2].rpartition(".")[2]
-    return f"{name}:{{path:{subject.quoted(path)}}}"
+    return f"{_scorer_name(path)}:{{path:{subject.quoted(path)}}}"
+
+
+def _scorer_name(path: str) -> str:
+    return path.rpartition(":")[2].rpartition(".")[2]

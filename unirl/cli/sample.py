@@ -6,9 +6,12 @@ Exit codes: 0 written, 1 the checkpoint or the model failed, 3 wrong configurati
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from unirl.cli import subject
+from unirl.core.errors import ConfigError
+from unirl.data.prompts import PROMPT_FILES
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -39,12 +42,14 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sample and say what was written."""
-    config, checkpoint = subject.read_subject(args, _changes(args))
+    for prompt in args.prompts:
+        _require_text(prompt)
+    read = subject.read_subject(args, _changes(args))
     from unirl.runtime.sample import sample_checkpoint  # imports torch
 
     written = sample_checkpoint(
-        config,
-        checkpoint,
+        read.config,
+        read.checkpoint,
         args.prompts,
         args.num,
         args.output,
@@ -52,9 +57,23 @@ def run(args: argparse.Namespace) -> int:
         shadow=args.shadow,
         with_base=args.base,
     )
+    print(read.title)
     for sampled in written:
         print(f"{sampled.file}  {sampled.prompt}")
     return 0
+
+
+def _require_text(prompt: str) -> None:
+    if not prompt.strip():
+        raise ConfigError("--prompt is blank. Write the prompt.")
+    suffix = Path(prompt).suffix  # without one a file is called like a prompt by chance
+    is_prompt_file = suffix in PROMPT_FILES and len(prompt.split()) == 1
+    if is_prompt_file or (suffix and os.path.isfile(prompt)):
+        raise ConfigError(
+            f"--prompt takes a text, but {prompt} is the name of a file. Give each prompt as a "
+            "--prompt of its own. For all prompts of a file: unirl evaluate with --prompts FILE "
+            "and --output FOLDER."
+        )
 
 
 def _changes(args: argparse.Namespace) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -18,6 +19,7 @@ from unirl.cli.compose import compose_and_check
 from unirl.cli.recipes import recipe_folders
 from unirl.config.problem import config_error
 from unirl.config.schema import RunConfig
+from unirl.core.errors import ConfigError
 
 _NOT_USED = ("backend", "num_devices", "reward_resident", "reward_fraction")
 
@@ -33,24 +35,43 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--base", action="store_true", help="the untrained model too, beside it")
 
 
-def read_subject(args: argparse.Namespace, changes: Sequence[str]) -> tuple[RunConfig, Path | None]:
-    """The configuration with `changes` and then the user's overrides, and the checkpoint.
+@dataclass(frozen=True)
+class Subject:
+    """What a command works on."""
 
-    The checkpoint is None for a recipe. Raises CheckpointError and ConfigError.
+    config: RunConfig
+    checkpoint: Path | None
+    """None for a recipe."""
+    title: str
+    """Which one it is and when in its run: "runs/x/checkpoints/checkpoint-4, after 4 of 9 ..."."""
+
+
+def read_subject(args: argparse.Namespace, changes: Sequence[str]) -> Subject:
+    """With the configuration's `changes` and then the user's overrides.
+
+    Raises CheckpointError and ConfigError.
     """
     target = Path(args.recipe).expanduser()
     moved = [] if args.model_path is None else [f"model.path={quoted(args.model_path)}"]
     overrides = ["num_devices=1", *changes, *moved, *args.overrides]
     if not target.is_dir() and not _means_a_checkpoint(args.recipe, args.config_dir):
-        return _composed(args.recipe, args.recipe, overrides, args.config_dir), None
+        if args.base:
+            raise ConfigError(
+                f"--base puts the untrained model beside a trained one, but {args.recipe} is a "
+                "recipe, of which nothing is trained. Leave --base out, or name a run."
+            )
+        config = _composed(args.recipe, args.recipe, overrides, args.config_dir)
+        return Subject(config, None, f"{args.recipe}, before any training")
     checkpoint = find_checkpoint(target, key=None)
     from unirl.checkpoint.state import read_trainer_state  # imports torch
 
-    saved = read_trainer_state(checkpoint).config
+    state = read_trainer_state(checkpoint)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "saved.yaml"
-        file.write_text(yaml.safe_dump(saved, sort_keys=False), encoding="utf-8")
-        return _composed(str(checkpoint), str(file), overrides, args.config_dir), checkpoint
+        file.write_text(yaml.safe_dump(dict(state.config), sort_keys=False), encoding="utf-8")
+        config = _composed(str(checkpoint), str(file), overrides, args.config_dir)
+    when = f"after {state.rollouts_done} of {state.config['num_rollouts']} rollouts"
+    return Subject(config, checkpoint, f"{checkpoint}, {when}")
 
 
 def _means_a_checkpoint(word: str, config_dir: Path | None) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 from unirl.core.errors import DataError
 from unirl.core.types import PromptRecord
 
+PROMPT_FILES = (".txt", ".jsonl", ".json")
 _FIELDS = ("prompt", "caption", "images", "prompt_id", "metadata")
 
 

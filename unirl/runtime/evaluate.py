@@ -7,8 +7,8 @@ same settings the numbers are those that the run logged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from unirl.checkpoint.state import read_trainer_state
 from unirl.config.schema import RunConfig
 from unirl.config.suites import asked_suites
 from unirl.core.errors import ConfigError
+from unirl.core.types import PromptSuite
 from unirl.distributed.ranks import OneRank
 from unirl.models.base import DiffusionModel
 from unirl.residency.planner import ResidencyPlanner
@@ -28,6 +29,7 @@ from unirl.rollout.trainside import TrainsideEngine
 from unirl.runtime.build import build_host, build_reward, load_suite
 from unirl.runtime.export import require_empty
 from unirl.runtime.trained import put_weights, take_one_device, untrained_model
+from unirl.tracking.console import RunConsole, progress_bar
 from unirl.tracking.files import replacing
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import JsonlSink
@@ -45,6 +47,8 @@ from unirl.weight_sync.payload import WeightPayload
 class Assessment:
     """What an evaluation outside a run found."""
 
+    num_prompts: Mapping[str, int]
+    """Of each suite."""
     metrics: Mapping[str, float]
     base: Mapping[str, float]
     """Of the untrained model; empty where it was not asked for."""
@@ -58,38 +62,46 @@ def assess(
     """Evaluate the checkpoint's weights, or the untrained model where there is none.
 
     The folder must be new or empty. Its steps are the rollouts that the checkpoint has done, and 0
-    for the untrained model. Raises ConfigError where nothing scores.
+    for the untrained model. config: with eval_interval above 0, or no suite is asked for. Raises
+    ConfigError where nothing scores.
     """
     require_empty(folder)
     if not config.reward or not config.reward.scorers:
         raise ConfigError("reward has no scorers, so there is nothing to evaluate. Give --scorer.")
-    config = config.model_copy(update={"eval_interval": config.eval_interval or 1})
     device = take_one_device(config)
     step = 0 if checkpoint is None else read_trainer_state(checkpoint).rollouts_done
+    suites = tuple(load_suite(config, suite) for suite in asked_suites(config))
+    num_prompts = {suite.name: len(suite) for suite in suites}
     model = untrained_model(config, device)
-    evaluator = _evaluator(config, model, device, folder)
+    evaluator = _evaluator(config, model, suites, device, folder)
     _write_config(config, folder)
+    console, total = RunConsole(config.logging.console), sum(num_prompts.values())
     base: Mapping[str, float] = {}
     with Tracker([JsonlSink(folder / "metrics.jsonl")]) as tracker:
         if checkpoint is None or with_base:
-            base = _evaluated(evaluator, 0, tracker)
+            bar = progress_bar(console, "untrained model", total)
+            base = _evaluated(evaluator, 0, tracker, bar)
         if checkpoint is None:
-            return Assessment(base, {}, {})
+            return Assessment(num_prompts, base, {}, {})
         put_weights(model, config, checkpoint, shadow)
-        metrics = _evaluated(evaluator, step, tracker)
-    return Assessment(metrics, base, changes_between(folder, 0, step) if with_base else {})
+        bar = progress_bar(console, checkpoint.name, total)
+        metrics = _evaluated(evaluator, step, tracker, bar)
+    changes = changes_between(folder, 0, step) if with_base else {}
+    return Assessment(num_prompts, metrics, base, changes)
 
 
 def _evaluator(
-    config: RunConfig, model: DiffusionModel, device: torch.device, folder: Path
+    config: RunConfig,
+    model: DiffusionModel,
+    suites: Sequence[PromptSuite],
+    device: torch.device,
+    folder: Path,
 ) -> Evaluator:
     host = build_host(config)
-    asked = asked_suites(config)
-    suites = tuple(load_suite(config, suite) for suite in asked)
     reward = build_reward(config, host)
-    for suite, named in zip(suites, asked, strict=True):
-        reward.check_records(suite.records, named.key, suite.name)
-        model.check_prompts(suite.records, named.key)
+    for suite, asked in zip(suites, asked_suites(config), strict=True):
+        reward.check_records(suite.records, asked.key, suite.name)
+        model.check_prompts(suite.records, asked.key)
     engine = TrainsideEngine(
         model, config.rollout.forward_batch_size, device, lambda: 0, nullcontext
     )
@@ -116,8 +128,14 @@ class _Unsynced:
         raise NotImplementedError("there is nobody to send weights to")
 
 
-def _evaluated(evaluator: Evaluator, step: int, tracker: Tracker) -> Mapping[str, float]:
-    evaluation = evaluator.run(step, sync_weights=False)
+def _evaluated(
+    evaluator: Evaluator,
+    step: int,
+    tracker: Tracker,
+    bar: AbstractContextManager[Callable[[int], None]],
+) -> Mapping[str, float]:
+    with bar as note_progress:
+        evaluation = evaluator.run(step, sync_weights=False, note_progress=note_progress)
     assert evaluation is not None, "nobody asks it to stop"
     tracker.log(Row("eval", step, 0, evaluation.metrics))
     return evaluation.metrics

@@ -54,21 +54,30 @@ class Evaluator:
         self._archive = archive
         self._should_stop = should_stop
 
-    def run(self, step: int, sync_weights: bool) -> Evaluation | None:
+    def run(
+        self,
+        step: int,
+        sync_weights: bool,
+        note_progress: Callable[[int], None] = lambda num_prompts: None,
+    ) -> Evaluation | None:
         """Evaluate after `step` rollouts; None when the run was asked to stop meanwhile.
 
         With a sync the engine sleeps after each chunk and gets the adapter again with the next;
         without one it stays awake through all chunks, since an engine may forget on sleep.
+        `note_progress` is told after each chunk how many prompts are done, over all suites.
         """
         parks = self._phases.residency.parkable(Role.ROLLOUT)
         keep_awake = not (parks and sync_weights)
         chunks: list[_Chunk] = []
+        num_prompts = 0
         asked = [(suite, start) for suite in self._suites for start in self._starts(suite)]
         try:
             for suite, start in asked:
                 if self._should_stop():
                     break
                 chunks.append(self._run_chunk(suite, start, sync_weights, keep_awake))
+                num_prompts += min(self._config.eval_chunk_prompts, len(suite) - start)
+                note_progress(num_prompts)
         except BaseException as error:
             self._phases.sleep_after_failure(error)
             raise

@@ -48,6 +48,15 @@ def work(events: list[str]) -> list[str]:
     return [event for event in events if event in ROUND]
 
 
+def test_progress_counts_the_prompts_of_all_suites(tmp_path):
+    suites = (main_suite(5), PromptSuite("more", records(3), 1))
+    noted: list[int] = []
+    evaluator(RecordingPhases(ALL), tmp_path, suites=suites).run(
+        0, sync_weights=False, note_progress=noted.append
+    )
+    assert noted == [2, 4, 5, 7, 8]
+
+
 # --- residency ------------------------------------------------------------------------------------
 
 
