@@ -26,7 +26,7 @@ from unirl.tracking.evaluations import (
     set_aside_evaluations,
 )
 from unirl.tracking.files import replacing
-from unirl.tracking.jsonl import read_rows, rewind
+from unirl.tracking.jsonl import read_sound_rows, rewind
 from unirl.tracking.tracker import Row
 
 logger = logging.getLogger("unirl.runtime")
@@ -219,4 +219,5 @@ class RunDirectory:
 
 
 def _rows(file: Path) -> list[Row]:
-    return list(read_rows(file)) if file.exists() else []
+    """But lines that a kill cut or somebody broke."""
+    return list(read_sound_rows(file)) if file.exists() else []

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from unirl.tracking.files import output_errors, replacing
@@ -52,12 +53,21 @@ class JsonlSink(Sink):
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a `metrics.jsonl`, in order."""
     with path.open(encoding="utf-8") as file:
+        yield from map(_row, file)
+
+
+def read_sound_rows(path: Path) -> Iterator[Row]:
+    """The same without lines that a kill cut short or somebody broke."""
+    with path.open(encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
-            fields = json.loads(line)
-            kind, rollout, step = (
-                fields.pop(name) for name in ("kind", "rollout", "optimizer_step")
-            )
-            yield Row(kind, rollout, step, {name: float(value) for name, value in fields.items()})
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                yield _row(line)
+
+
+def _row(line: str) -> Row:
+    fields = json.loads(line)
+    kind, rollout, step = (fields.pop(name) for name in ("kind", "rollout", "optimizer_step"))
+    return Row(kind, rollout, step, {name: float(value) for name, value in fields.items()})
 
 
 def rewind(path: Path, rollout: int) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unirl.core.errors import UnirlError
-from unirl.tracking.jsonl import JsonlSink, read_rows, rewind
+from unirl.tracking.jsonl import JsonlSink, read_rows, read_sound_rows, rewind
 from unirl.tracking.tracker import Row
 
 
@@ -113,3 +113,10 @@ def test_rewind_without_later_rows_changes_nothing(tmp_path):
     assert rewind(path, 2) == 0
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_broken_lines_are_left_out_of_the_sound_rows(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    row = '{"kind": "eval", "rollout": 2, "optimizer_step": 2, "eval/x": "nan"}\n'
+    path.write_text(f'{row}[1]\n{{"kind": "eval"}}\ngarbage\n{row}{row[:20]}')
+    assert [one.rollout for one in read_sound_rows(path)] == [2, 2]
