@@ -38,6 +38,8 @@ class Line:
     """In the background, behind a smoother line."""
     spoken: bool = True
     """Whether it has a place in the legend and in the read-out."""
+    breaks: Sequence[float] = ()
+    """Values of x from which on it measures something else: it is interrupted there, by a rule."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Drawing:
     lines: tuple[DrawnLine, ...]
     areas: tuple[DrawnLine, ...] = ()
     levels: tuple[Tick, ...] = ()
+    rules: tuple[int, ...] = ()
+    """Vertical ones, from the left in thousandths."""
     num_left_out: int = 0
     """Values that are no numbers."""
 
@@ -154,6 +158,7 @@ def draw(
             _drawn(line, x_scale, y_scale, axis, most_points, value_text) for line in lines
         ),
         levels=tuple(Tick(y_scale.place(level.value), level.label) for level in levels),
+        rules=tuple(_rules(lines, x_scale)),
         num_left_out=sum(not math.isfinite(y) for line in lines if line.spoken for y in line.ys),
     )
 
@@ -183,6 +188,12 @@ def draw_areas(
         lines=(),
         areas=tuple(drawn),
     )
+
+
+def _rules(lines: Sequence[Line], x_scale: Scale) -> list[int]:
+    """A little before what they are about, so that they do not hide what stands there."""
+    places = {round(SIZE * x_scale.place(x)) for line in lines for x in line.breaks}
+    return sorted(place - 8 for place in places)
 
 
 def _all_values(lines: Sequence[Line]) -> Iterable[float]:
@@ -216,7 +227,7 @@ def _drawn(
     kept = kept_indices(line.ys, most)
     xs, ys = ([values[place] for place in kept] for values in (line.xs, line.ys))
     points = _points(xs, ys, x_scale, y_scale)
-    segments = list(_segments(points, ys))
+    segments = list(_segments(points, xs, ys, line.breaks))
     spread = _spread(line, kept, x_scale, y_scale)
     return DrawnLine(
         line.label,
@@ -287,16 +298,21 @@ def _points(
 
 
 def _segments(
-    points: Sequence[tuple[int, int]], ys: Sequence[float]
+    points: Sequence[tuple[int, int]],
+    xs: Sequence[float],
+    ys: Sequence[float],
+    breaks: Sequence[float],
 ) -> Iterable[list[tuple[int, int]]]:
-    """Stretches without a gap."""
+    """Stretches without a gap or a break."""
     segment: list[tuple[int, int]] = []
-    for point, y in zip(points, ys, strict=True):
-        if math.isfinite(y):
-            segment.append(point)
-        elif segment:
+    before = -math.inf
+    for point, x, y in zip(points, xs, ys, strict=True):
+        if segment and (not math.isfinite(y) or any(before < at <= x for at in breaks)):
             yield segment
             segment = []
+        if math.isfinite(y):
+            segment.append(point)
+        before = x
     if segment:
         yield segment
 

@@ -12,6 +12,7 @@ from unirl.report.charts import Axis, Drawing, Line, Titled, draw
 from unirl.report.numbers import PER_CENT_95
 from unirl.report.reading import RunFiles
 from unirl.report.scales import Scale
+from unirl.report.settings import evaluated_differently
 from unirl.report.shown import Family, ShownRun
 from unirl.report.thinning import running_mean
 from unirl.tracking.intervals import confidence_interval, scores_by_prompt
@@ -61,7 +62,12 @@ _COSTS = (
     _Cost("Denoiser evaluations", "progress/denoiser_evaluations"),
 )
 
-_Curve = tuple[Sequence[float], Sequence[float]]
+
+@dataclass(frozen=True)
+class _Curve:
+    xs: Sequence[float]
+    ys: Sequence[float]
+    breaks: Sequence[float] = ()
 
 
 def views(groups: Sequence[Family]) -> list[View]:
@@ -122,6 +128,17 @@ def _view(groups: Sequence[Family], cost: _Cost, axis: Axis) -> View:
     )
 
 
+def _changes_of_evaluation(groups: Sequence[Family]) -> list[str]:
+    """A sentence each, with the run's name where there are several."""
+    only = _only(groups)
+    return [
+        change.sentence if only else f"{run.label}: {change.sentence}"
+        for group in groups
+        for run in group.runs
+        for change in run.files.evaluation_changes
+    ]
+
+
 def evaluation_title(runs: Sequence[RunFiles]) -> str:
     """Without data.eval a run is evaluated on the prompts that it is trained on."""
     held_out = all(run.has_held_out_prompts for run in runs)
@@ -129,9 +146,15 @@ def evaluation_title(runs: Sequence[RunFiles]) -> str:
 
 
 def _heldout_sentence(groups: Sequence[Family]) -> str:
-    held_out = all(run.files.has_held_out_prompts for group in groups for run in group.runs)
+    runs = [run.files for group in groups for run in group.runs]
+    held_out = all(run.has_held_out_prompts for run in runs)
     prompts = "Prompts that training never sees" if held_out else "Prompts that are trained on too"
-    same = f"{prompts}, with the same noise in every evaluation."
+    if changes := _changes_of_evaluation(groups):
+        same = " ".join([f"{prompts}.", *changes])
+    elif evaluated_differently(runs):
+        same = f"{prompts}. The runs were not evaluated in the same way."
+    else:
+        same = f"{prompts}, with the same noise in every evaluation."
     if _has_seeds(groups):
         return f"{same} Bold: the mean over seeds, with one standard deviation; thin: each run."
     only = _only(groups)
@@ -171,6 +194,7 @@ def _scores(
         for name in row.metrics
         if name.endswith("_mean") and name != REWARD
     )
+    only = _only(groups)
     for name in sorted(names, key=_order):
         judges = _JUDGE in name
         lines = _heldout_lines(groups, cost, name)
@@ -180,7 +204,7 @@ def _scores(
             _score_title(name),
             _score_sentence(name),
             drawn([replace(line, dashed=judges) for line in lines], num_x_ticks=4, num_y_ticks=4),
-            "" if _only(groups) is None else _first_and_last(lines),
+            "" if only is None else _first_and_last(only.files, name),
         )
 
 
@@ -202,8 +226,9 @@ def _score_sentence(name: str) -> str:
     return "A judge that training never sees." if _JUDGE in name else "Part of the reward."
 
 
-def _first_and_last(lines: Sequence[Line]) -> str:
-    return f"{numbers.reward(lines[0].ys[0])} → {numbers.reward(lines[0].ys[-1])}"
+def _first_and_last(run: RunFiles, metric: str) -> str:
+    values = [numbers.reward(row.metrics[metric]) for row in run.comparable_evaluations(metric)]
+    return f"{values[0]} → {values[-1]}" if len(values) > 1 else "".join(values)
 
 
 def _heldout_lines(groups: Sequence[Family], cost: _Cost, metric: str) -> list[Line]:
@@ -220,14 +245,25 @@ def _heldout_lines(groups: Sequence[Family], cost: _Cost, metric: str) -> list[L
             lows=[y - width for y, width in zip(ys, half, strict=True)] if known else (),
             highs=[y + width for y, width in zip(ys, half, strict=True)] if known else (),
             dots=True,
+            breaks=_breaks(only, cost),
         )
         return [line] if rows else []
 
     def curve(run: ShownRun) -> _Curve:
         rows = [row for row in run.files.of_kind("eval") if metric in row.metrics]
-        return [cost.of(row) for row in rows], [row.metrics[metric] for row in rows]
+        ys = [row.metrics[metric] for row in rows]
+        return _Curve([cost.of(row) for row in rows], ys, _breaks(run, cost))
 
     return [line for group in groups for line in _family_lines(group, curve, dots=True)]
+
+
+def _breaks(run: ShownRun, cost: _Cost) -> list[float]:
+    """Where evaluations cannot be compared across: at what had been trained by then."""
+    trained = run.files.of_kind("rollout")
+    return [
+        max((cost.of(row) for row in trained if row.rollout < change.rollout), default=0.0)
+        for change in run.files.evaluation_changes
+    ]
 
 
 def half_widths(run: RunFiles, rows: Sequence[Row], metric: str) -> list[float]:
@@ -275,7 +311,7 @@ def _training_lines(groups: Sequence[Family], cost: _Cost) -> list[Line]:
 def _smooth_training(run: ShownRun, cost: _Cost) -> _Curve:
     rows = [row for row in run.files.of_kind("rollout") if "rollout/reward_mean" in row.metrics]
     means = [row.metrics["rollout/reward_mean"] for row in rows]
-    return [cost.of(row) for row in rows], running_mean(means, _width(run))
+    return _Curve([cost.of(row) for row in rows], running_mean(means, _width(run)))
 
 
 def _width(run: ShownRun) -> int:
@@ -286,17 +322,34 @@ def _width(run: ShownRun) -> int:
 
 def _family_lines(group: Family, curve: Callable[[ShownRun], _Curve], dots: bool) -> Iterator[Line]:
     """A line for a run by itself; of seeds each as a thin line, and their mean."""
-    curves = [found for run in group.runs if (found := curve(run))[1]]
+    curves = [found for run in group.runs if (found := curve(run)).ys]
     if not curves:
         return
     if len(curves) == 1:
-        yield Line(group.label, *curves[0], group.colour, dots=dots, dashed=group.dashed)
+        (one,) = curves
+        yield Line(
+            group.label,
+            one.xs,
+            one.ys,
+            group.colour,
+            dots=dots,
+            dashed=group.dashed,
+            breaks=one.breaks,
+        )
         return
-    for xs, ys in curves:
-        yield Line(group.label, xs, ys, group.colour, pale=True, spoken=False)
-    length = min(len(ys) for _, ys in curves)
-    xs = [fmean(xs[place] for xs, _ in curves) for place in range(length)]
-    at = [[ys[place] for _, ys in curves] for place in range(length)]
+    for one in curves:
+        yield Line(
+            group.label,
+            one.xs,
+            one.ys,
+            group.colour,
+            pale=True,
+            spoken=False,
+            breaks=one.breaks,
+        )
+    length = min(len(one.ys) for one in curves)
+    xs = [fmean(one.xs[place] for one in curves) for place in range(length)]
+    at = [[one.ys[place] for one in curves] for place in range(length)]
     means = [fmean(values) for values in at]
     stds = [stdev(values) if all(map(math.isfinite, values)) else math.nan for values in at]
     yield Line(
@@ -307,4 +360,5 @@ def _family_lines(group: Family, curve: Callable[[ShownRun], _Curve], dots: bool
         lows=[mean - std for mean, std in zip(means, stds, strict=True)],
         highs=[mean + std for mean, std in zip(means, stds, strict=True)],
         dashed=group.dashed,
+        breaks=[x for one in curves for x in one.breaks],
     )

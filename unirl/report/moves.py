@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unirl.report.charts import Axis, Drawing, Line, draw
-from unirl.report.numbers import duration
+from unirl.report.numbers import duration, plural
 from unirl.report.reading import Json, RunFiles
 from unirl.report.scales import Scale, Tick
 from unirl.residency.problem import size_text
@@ -94,7 +94,7 @@ class Moves:
 def moves(run: RunFiles) -> Moves:
     real = [line for line in run.moves if line.get("component") is not None]
     return Moves(
-        summary=_summary(run.moves, real),
+        summary=_summary(run, real),
         held=_held(run.events),
         timeline=_timeline(run.events, real),
         traffic=tuple(_traffic(real)),
@@ -102,13 +102,15 @@ def moves(run: RunFiles) -> Moves:
     )
 
 
-def _summary(lines: Sequence[Json], real: Sequence[Json]) -> str:
-    if not lines:
+def _summary(run: RunFiles, real: Sequence[Json]) -> str:
+    if not run.moves:
         return "No moves were written down (transitions.jsonl is missing or empty)."
+    if not real and not run.of_kind("rollout"):
+        return "Nothing was moved, and no window was trained on."
     if not real:
         return (
-            "Nothing had to move: every weight stayed where it was for the whole run, and "
-            f"{len(lines):,} switches between roles copied no byte."
+            "Nothing had to move: every weight stayed where it was, through "
+            f"{plural(len(run.moves), 'change')} of role."
         )
     moved = sum(line["moved_bytes"] for line in real)
     dropped = sum(line["dropped_bytes"] for line in real)

@@ -20,7 +20,7 @@ from unirl.report.learning import View, evaluation_title, views
 from unirl.report.moves import Moves, moves
 from unirl.report.numbers import plural
 from unirl.report.pictures import Pictures, pictures
-from unirl.report.reading import Finding, RunFiles, read_run
+from unirl.report.reading import EvaluationChange, Finding, RunFiles, read_run
 from unirl.report.settings import Setting, between, command, evaluated_differently, from_defaults
 from unirl.report.shown import Family, ShownRun, families
 from unirl.report.summary import OverSeeds, Summary, over_seeds, summarize
@@ -132,9 +132,10 @@ def _spoken(drawing: Drawing) -> str:
     """A chart in words, for who cannot see it."""
     lines = []
     for line in drawing.spoken:
-        if line.points:
-            first, last = line.points[0], line.points[-1]
-            lines.append(f"{line.label}: {first.value} at {first.x}, {last.value} at {last.x}")
+        ends = dict.fromkeys(line.points[:1] + line.points[-1:])
+        if ends:
+            said = ", ".join(f"{point.value} at {point.x}" for point in ends)
+            lines.append(f"{line.label}: {said}")
     return "; ".join(lines)
 
 
@@ -176,6 +177,10 @@ def _part(run: ShownRun) -> RunPart:
         findings=run.files.findings,
         moves=moves(run.files),
         warned=tuple(warned(run.files)),
-        notes=run.files.notes,
+        notes=(*run.files.notes, *map(_told, run.files.evaluation_changes)),
         command=command(run.files),
     )
+
+
+def _told(change: EvaluationChange) -> str:
+    return f"{change.sentence} First and last, the change and the pictures are of those since then."

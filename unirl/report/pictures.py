@@ -11,8 +11,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from unirl.report.learning import REWARD
 from unirl.report.numbers import change, plural, reward
-from unirl.report.reading import Evaluation, RunFiles
+from unirl.report.reading import RunFiles
+from unirl.report.settings import evaluated_differently
 from unirl.report.shown import ShownRun
 from unirl.tracking.evaluations import EvaluatedSample
 
@@ -92,29 +94,28 @@ def pictures(runs: Sequence[ShownRun], bound: int = BOUND_BYTES) -> Pictures | s
     )
     return Pictures(
         tuple(run.label for run in paired),
-        tuple(_steps(run.files.evaluations) for run in paired),
+        tuple(_steps(run) for run in paired),
         prompts,
-        _sentence(prompts, len(paths) - len(embedded), side, bound),
+        _sentence(prompts, len(paths) - len(embedded), side, bound) + _alike(paired),
     )
 
 
 def _why_none(runs: Sequence[ShownRun]) -> str:
     if any(run.files.evaluations for run in runs):
-        return "There is one evaluation so far; before and after need two."
-    if any(run.files.of_kind("eval") for run in runs):
+        alike = " of its kind" if any(run.files.evaluation_changes for run in runs) else ""
+        return f"There is one evaluation{alike} so far; before and after need two."
+    if any(run.files.comparable_evaluations(REWARD) for run in runs):
         return "Samples of the evaluations were not written down, so there are no images to show."
-    if all(run.files.is_never_evaluated for run in runs):
-        return "There is no before and after: evaluation was turned off (eval_interval=0)."
-    return "There is no evaluation yet; before and after need two."
+    reasons = dict.fromkeys(run.files.why_no_evaluation for run in runs)
+    return f"{' '.join(reasons)} Before and after need two."
 
 
-def _steps(evaluations: Sequence[Evaluation]) -> str:
-    before, after = evaluations
-    return f"before: {_after(before.step)}; after: {_after(after.step)}"
-
-
-def _after(step: int) -> str:
-    return "untrained" if step == 0 else plural(step, "rollout")
+def _steps(run: ShownRun) -> str:
+    before, after = run.files.evaluations
+    start = "at the start" if before.step == 0 else plural(before.step, "rollout")
+    done = run.outcome.done
+    of_all = f"{after.step:,} of " if after.step != done else ""
+    return f"before: {start}; after: {of_all}{plural(done, 'rollout')}"
 
 
 def _sentence(prompts: Sequence[PromptPairs], num_missing: int, side: int, bound: int) -> str:
@@ -131,6 +132,12 @@ def _sentence(prompts: Sequence[PromptPairs], num_missing: int, side: int, bound
         f"The first {plural(len(prompts), 'prompt')} of the evaluation, in the file's order and "
         f"not chosen by reward; the noise of a pair is the same.{shrunk}{missing}"
     )
+
+
+def _alike(runs: Sequence[ShownRun]) -> str:
+    if not evaluated_differently([run.files for run in runs]):
+        return ""
+    return " The runs were not evaluated in the same way, so compare within a run only."
 
 
 @dataclass(frozen=True)

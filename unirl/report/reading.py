@@ -21,6 +21,7 @@ from unirl.report.numbers import plural
 from unirl.tracking.evaluations import (
     MAIN_SUITE,
     EvaluatedSample,
+    changes_file,
     evaluation_file,
     evaluation_steps,
 )
@@ -39,6 +40,21 @@ class Evaluation:
 
     step: int
     samples: tuple[EvaluatedSample, ...]
+
+
+@dataclass(frozen=True)
+class EvaluationChange:
+    """Evaluations from here on cannot be compared with earlier ones."""
+
+    rollout: int
+    changes: tuple[str, ...]
+    """`key: old -> new` each."""
+
+    @property
+    def sentence(self) -> str:
+        return f"From rollout {self.rollout} on it was evaluated otherwise: " + (
+            f"{'; '.join(self.changes)}.".replace(" -> ", " → ")
+        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +84,10 @@ class RunFiles:
     """As config.yaml has it; at least run_name, model and num_rollouts."""
     rows: tuple[Row, ...]
     evaluations: tuple[Evaluation, ...]
-    """The first and the last one whose samples were written down; one where there is one."""
+    """The first and the last one that can be compared and whose samples were written down; one
+    where there is one."""
+    evaluation_changes: tuple[EvaluationChange, ...]
+    """In order of their rollouts."""
     findings: tuple[Finding, ...] | None
     """None where nobody looked."""
     moves: tuple[Json, ...]
@@ -90,13 +109,24 @@ class RunFiles:
         """Whether evaluations have prompts of their own (data.eval)."""
         return (self.config.get("data") or {}).get("eval") is not None
 
-    @property
-    def is_never_evaluated(self) -> bool:
-        """Whether it was told not to be."""
-        return self.config.get("eval_interval") == 0
-
     def of_kind(self, kind: str) -> list[Row]:
         return [row for row in self.rows if row.kind == kind]
+
+    def comparable_evaluations(self, metric: str) -> list[Row]:
+        """Those with this metric that differ from the last one by the weights alone."""
+        since = self.evaluation_changes[-1].rollout if self.evaluation_changes else 0
+        rows = self.of_kind("eval")
+        return [row for row in rows if row.rollout >= since and metric in row.metrics]
+
+    @property
+    def why_no_evaluation(self) -> str:
+        """A sentence for where there is none to speak of."""
+        if self.config.get("eval_interval") == 0:
+            return "The run was never evaluated (eval_interval=0)."
+        if self.evaluation_changes and self.of_kind("eval"):
+            since = self.evaluation_changes[-1].rollout
+            return f"There is no evaluation since rollout {since}, where its settings changed."
+        return "There is no evaluation yet."
 
 
 def read_run(path: Path) -> RunFiles:
@@ -120,6 +150,7 @@ def read_run(path: Path) -> RunFiles:
         config=_config(path),
         rows=rows,
         evaluations=tuple(_evaluations(path, notes)),
+        evaluation_changes=tuple(_evaluation_changes(path, notes)),
         findings=_findings(path / "doctor.json", notes),
         moves=tuple(_moves(path / "transitions.jsonl", notes)),
         events=tuple(_events(path / "trace.json")),
@@ -246,6 +277,11 @@ def _evaluations(run: Path, notes: list[str]) -> Iterator[Evaluation]:
             continue
         if samples:
             yield Evaluation(step, samples)
+
+
+def _evaluation_changes(run: Path, notes: list[str]) -> Iterator[EvaluationChange]:
+    for line in _lines(changes_file(run), notes):
+        yield EvaluationChange(line["rollout"], tuple(line["changes"]))
 
 
 def _findings(path: Path, notes: list[str]) -> tuple[Finding, ...] | None:

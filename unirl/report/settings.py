@@ -62,18 +62,26 @@ def learns_the_same(one: RunFiles, other: RunFiles) -> bool:
 
 def evaluated_differently(runs: Sequence[RunFiles]) -> list[str]:
     """Keys because of which rewards at evaluation are not of the same thing."""
-    settings = differing([_evaluation(run.config) for run in runs])
-    return [setting.key for setting in settings]
+    made = [_evaluation(run.config) for run in runs]
+    # A judge or a suite that only one of them has changes no number of the others.
+    for name in ("eval_rewards", "eval_suites"):
+        blocks = [run.config.get(name) or {} for run in runs]
+        shared = set.intersection(*map(set, blocks))
+        for evaluation, block in zip(made, blocks, strict=True):
+            evaluation[name] = {key: block[key] for key in sorted(shared)}
+    return [setting.key for setting in differing(made)]
 
 
 def _evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What an evaluation is made of; where eval_sampling has null, sampling counts."""
+    """What an evaluation is made of; where eval_sampling has null, sampling counts. The kernel
+    matters to stochastic steps alone."""
     sampling = config.get("sampling") or {}
     overlay = {
         key: sampling.get(key) if value is None else value
         for key, value in (config.get("eval_sampling") or {}).items()
+        if key != "kernel" or config.get("eval_eta")
     }
-    names = ("eval_num_prompts", "eval_samples_per_prompt", "eval_eta")
+    names = ("seed", "eval_num_prompts", "eval_samples_per_prompt", "eval_eta")
     return {
         "data": {"eval": (config.get("data") or {}).get("eval")},
         **{name: config.get(name) for name in names},

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean, stdev
 
 from unirl.report import numbers
 from unirl.report.learning import REWARD, evaluation_title, half_widths
+from unirl.report.reading import RunFiles
 from unirl.report.shown import Family, ShownRun
 from unirl.tracking.intervals import Interval, paired_changes
+from unirl.tracking.tracker import Row
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,12 @@ class Result:
 
     first: str
     first_width: str
+    first_when: str
+    """Empty at the start of a run that was evaluated again."""
     last: str
     last_width: str
+    last_when: str
+    """Empty at the end of what is done."""
     change: str
     change_width: str
     direction: str
@@ -42,8 +48,7 @@ class Summary:
     evaluation: str
     """Held-out reward, or what it is instead."""
     result: Result | None
-    is_never_evaluated: bool
-    """Whether it was told not to be."""
+    why_no_result: str
     training: str
     """Mean training reward of the last tenth of the run."""
     when: str
@@ -62,7 +67,7 @@ def summarize(run: ShownRun) -> Summary:
         facts=tuple(_facts(run)),
         evaluation=evaluation_title([run.files]),
         result=_result(run),
-        is_never_evaluated=run.files.is_never_evaluated,
+        why_no_result=run.files.why_no_evaluation,
         training=_training(run),
         when=_when(run),
         path=str(run.files.path),
@@ -83,7 +88,7 @@ class OverSeeds:
 def over_seeds(group: Family) -> OverSeeds | None:
     """None for a run by itself, or where fewer than two were evaluated."""
     courses = [
-        [row.metrics[REWARD] for row in run.files.of_kind("eval") if REWARD in row.metrics]
+        [row.metrics[REWARD] for row in run.files.comparable_evaluations(REWARD)]
         for run in group.runs
     ]
     ends = [(course[0], course[-1]) for course in courses if course]
@@ -124,28 +129,43 @@ def _facts(run: ShownRun) -> Iterator[tuple[str, str]]:
 
 
 def _result(run: ShownRun) -> Result | None:
-    rows = [row for row in run.files.of_kind("eval") if REWARD in row.metrics]
+    rows = run.files.comparable_evaluations(REWARD)
     if not rows:
         return None
     first, last = rows[0].metrics[REWARD], rows[-1].metrics[REWARD]
     widths = [_plus_minus(half) for half in half_widths(run.files, rows, REWARD)]
-    change = _paired_change(run)
+    change = _paired_change(run, rows[0].rollout, rows[-1].rollout)
     gain = change.mean if change is not None else last - first
     return Result(
         first=numbers.reward(first),
         first_width=widths[0],
+        first_when=_when_first(run, rows),
         last=numbers.reward(last),
         last_width=widths[-1],
+        last_when=_when_evaluated(run, rows[-1].rollout),
         change=numbers.change(gain) if len(rows) > 1 else "",
         change_width=_plus_minus(change.half_width) if change else "",
         direction=_direction(change),
-        sentence=_sentence(len(rows), gain, change),
+        sentence=_sentence(run.files, len(rows), gain, change),
     )
 
 
-def _paired_change(run: ShownRun) -> Interval | None:
+def _when_first(run: ShownRun, rows: Sequence[Row]) -> str:
+    step = rows[0].rollout
+    if step == 0:
+        return "before training" if len(rows) == 1 and run.outcome.done else ""
+    return _when_evaluated(run, step) or f"after {numbers.plural(step, 'rollout')}"
+
+
+def _when_evaluated(run: ShownRun, step: int) -> str:
+    """Empty for after all that is done."""
+    done = run.outcome.done
+    return "" if step == done else f"after {step:,} of {numbers.plural(done, 'rollout')}"
+
+
+def _paired_change(run: ShownRun, first: int, last: int) -> Interval | None:
     """Of the same prompts and noise; None where samples were not written down."""
-    if len(run.files.evaluations) < 2:
+    if [evaluation.step for evaluation in run.files.evaluations] != [first, last]:
         return None
     before, after = run.files.evaluations
     return paired_changes(before.samples, after.samples).get("reward")
@@ -162,9 +182,10 @@ def _direction(change: Interval | None) -> str:
     return "better" if change.mean > 0 else "worse"
 
 
-def _sentence(num_evaluations: int, gain: float, change: Interval | None) -> str:
+def _sentence(run: RunFiles, num_evaluations: int, gain: float, change: Interval | None) -> str:
     if num_evaluations == 1:
-        return "Evaluated once, so there is no change to speak of yet."
+        since = " since its evaluation changed" if run.evaluation_changes else ""
+        return f"Evaluated once{since}, so there is no change to speak of yet."
     if not math.isfinite(gain):
         return "The reward is not a number."
     if change is None:

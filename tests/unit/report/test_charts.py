@@ -16,6 +16,16 @@ def test_values_that_are_no_numbers_leave_a_gap_and_are_counted() -> None:
     assert len(drawing.lines[0].points) == 4
 
 
+def test_a_line_is_interrupted_by_a_rule_where_it_measures_something_else() -> None:
+    drawing = draw([Line("a", [0, 2, 4, 6], [1.0, 2.0, 2.0, 1.0], breaks=[4])], AXIS)
+    first, second = drawing.lines[0].path.split(" M")
+    assert (first.count("l"), second.count("l")) == (1, 1)
+    assert len(drawing.rules) == 1
+    assert drawing.lines[0].points[1].place < drawing.rules[0] < drawing.lines[0].points[2].place
+    assert len(drawing.lines[0].points) == 4
+    assert drawing.num_left_out == 0
+
+
 def test_a_lone_value_between_gaps_is_a_dot() -> None:
     drawing = draw([Line("a", [0, 1, 2], [math.nan, 2.0, math.nan])], AXIS)
     assert drawing.lines[0].dots.count("M") == 1

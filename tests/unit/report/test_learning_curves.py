@@ -10,6 +10,7 @@ from report_runs import read_lines, write_rows, write_run
 from unirl.report.learning import View, views
 from unirl.report.reading import read_run
 from unirl.report.shown import families
+from unirl.tracking.evaluations import note_changes
 
 
 def views_of(*paths: Path) -> list[View]:
@@ -43,6 +44,35 @@ def test_judges_are_dashed_and_come_after_the_scores(tmp_path: Path) -> None:
     assert [score.title for score in scores] == ["ocr", "exact read"]
     assert [score.drawing.lines[0].dashed for score in scores] == [False, True]
     assert [score.value for score in scores] == ["0.500 → 0.800", "0.200 → 0.350"]
+
+
+def test_one_evaluation_is_one_number(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", num_rollouts=3)
+    assert [score.value for score in views_of(path)[0].scores] == ["0.500", "0.200"]
+
+
+def test_a_curve_keeps_what_cannot_be_compared_behind_a_rule(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    note_changes(path, 8, ["seed: 0 -> 3"])
+    for view in views_of(path):
+        assert view.heldout is not None
+        drawing = view.heldout.drawing
+        assert len(drawing.lines[0].points) == 4
+        (rule,) = drawing.rules
+        assert drawing.lines[0].points[1].place < rule < drawing.lines[0].points[2].place
+        assert "From rollout 8 on it was evaluated otherwise: seed: 0 → 3." in view.heldout.sentence
+        assert "same noise" not in view.heldout.sentence
+        assert view.scores[0].value == "0.700 → 0.800"
+
+
+def test_runs_that_were_evaluated_with_other_noise_are_not_said_to_have_the_same(
+    tmp_path: Path,
+) -> None:
+    for seed, same in ((0, True), (1, False)):
+        paths = [write_run(tmp_path / f"{seed}" / name, seed=seed * (name == "b")) for name in "ab"]
+        heldout = views_of(*paths)[0].heldout
+        assert heldout is not None
+        assert ("with the same noise" in heldout.sentence) == same
 
 
 def test_suites_come_last_with_their_intervals(tmp_path: Path) -> None:

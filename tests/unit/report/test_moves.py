@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from report_runs import write_moves, write_run
+from report_runs import read_lines, write_moves, write_rows, write_run
 
 from unirl.report.moves import moves
 from unirl.report.reading import read_run
@@ -38,6 +39,18 @@ def test_thousands_of_moves_are_drawn_by_their_extremes(tmp_path: Path) -> None:
     assert held is not None
     assert len(held.drawing.lines[0].points) <= 200
     assert held.drawing.lines[0].points[50].value == "1.0 GiB to 2.0 GiB"
+
+
+def test_nothing_is_said_of_weights_in_training_before_a_window_was_trained_on(
+    tmp_path: Path,
+) -> None:
+    path = write_run(tmp_path / "run")
+    write_moves(path, 3)
+    lines = [{**line, "component": None} for line in read_lines(path / "transitions.jsonl")]
+    (path / "transitions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "through 6 changes of role" in moves(read_run(path)).summary
+    write_rows(path, read_lines(path / "metrics.jsonl")[:1])
+    assert moves(read_run(path)).summary == "Nothing was moved, and no window was trained on."
 
 
 def test_a_run_that_moved_nothing_says_so(tmp_path: Path) -> None:

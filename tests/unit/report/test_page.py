@@ -96,7 +96,7 @@ def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, kept: int) -> No
     path = write_run(tmp_path / "run", eval_interval=0)
     write_rows(path, read_lines(path / "metrics.jsonl")[:kept])
     text = Tags(page(path)).text
-    assert "never evaluated ( eval_interval=0 )" in text
+    assert "never evaluated (eval_interval=0)" in text
     assert ("Nothing was measured yet" in text) == (kept == 0)
 
 
@@ -160,4 +160,4 @@ def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     assert "mean over seeds" in text
     assert "grpo, 2 seeds 0.700 ± 0.000 +0.300 ± 0.000 mean and standard deviation" in text
     for name in ("grpo-0", "grpo-1", "nft"):
-        assert f"{name} before: untrained; after: 12 rollouts" in text
+        assert f"{name} before: at the start; after: 12 rollouts" in text

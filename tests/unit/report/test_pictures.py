@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from report_runs import PROMPTS, write_run
+from report_runs import PROMPTS, write_run, write_samples
 
 from unirl.report.pictures import Pictures, embed, pictures
 from unirl.report.reading import read_run
 from unirl.report.shown import families
+from unirl.tracking.evaluations import note_changes
 
 
 def test_all_prompts_come_in_order_with_the_extremes_marked(tmp_path: Path) -> None:
@@ -26,6 +27,18 @@ def test_a_prompt_that_lost_is_marked_too(tmp_path: Path) -> None:
     found = pictures(families([run])[0].runs)
     assert isinstance(found, Pictures)
     assert next(p.pairs[0].mark for p in found.prompts if p.pairs[0]) == "largest loss"
+
+
+def test_before_and_after_are_evaluations_that_can_be_compared(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", num_rollouts=14)
+    write_samples(path, 12, PROMPTS, 0.6, 16)
+    note_changes(path, 12, ["eval_num_prompts: 8 -> 4"])
+    found = pictures(families([read_run(path)])[0].runs)
+    assert isinstance(found, Pictures)
+    assert found.steps == ("before: 12 rollouts; after: 14 rollouts",)
+    note_changes(path, 14, ["seed: 0 -> 3"])
+    one = pictures(families([read_run(path)])[0].runs)
+    assert one == "There is one evaluation of its kind so far; before and after need two."
 
 
 def test_small_images_are_kept_bit_for_bit(tmp_path: Path) -> None:

@@ -48,6 +48,34 @@ def test_runs_that_were_evaluated_differently_are_told_by_which_keys(tmp_path: P
     assert evaluated_differently([one, same]) == []
 
 
+def test_the_seed_and_shared_judges_are_part_of_an_evaluation(tmp_path: Path) -> None:
+    judge = {"path": "exact_read", "weight": 1.0}
+    one, other, more = (
+        read_run(write_run(tmp_path / name, seed=seed, config={"eval_rewards": judges}))
+        for name, seed, judges in (
+            ("one", 0, {"read": judge}),
+            ("other", 1, {"read": {**judge, "path": "ocr"}}),
+            ("more", 0, {"read": judge, "second": {"path": "second_ocr"}}),
+        )
+    )
+    assert evaluated_differently([one, other]) == ["seed", "eval_rewards.read.path"]
+    assert evaluated_differently([one, more]) == []
+
+
+def test_the_kernel_matters_to_an_evaluation_with_stochastic_steps_alone(tmp_path: Path) -> None:
+    for eta, keys in ((0.0, []), (0.5, ["eval_sampling.kernel"])):
+        runs = [
+            read_run(
+                write_run(
+                    tmp_path / f"{kernel}-{eta}",
+                    config={"sampling": {"kernel": kernel}, "eval_eta": eta},
+                )
+            )
+            for kernel in ("flow", "dance")
+        ]
+        assert evaluated_differently(runs) == keys
+
+
 def test_the_command_composes_to_the_same_run(tmp_path: Path) -> None:
     settings = {
         "stack": {"lora": {"rank": 8}},
