@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -116,9 +117,12 @@ def note_changes(run_dir: Path, rollout: int, changes: Sequence[str]) -> None:
 
 def comparable_since(run_dir: Path) -> int:
     """Evaluations after at least so many rollouts differ by the weights alone."""
-    path = changes_file(run_dir)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return json.loads(lines[-1])["rollout"] if lines else 0
+    path, since = changes_file(run_dir), 0
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):  # a line that a kill cut short
+            since = max(since, int(json.loads(line)["rollout"]))
+    return since
 
 
 def evaluated_suites(run_dir: Path, step: int) -> list[str]:

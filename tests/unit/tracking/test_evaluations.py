@@ -8,8 +8,11 @@ import numpy as np
 
 from unirl.tracking.evaluations import (
     EvaluatedSample,
+    changes_file,
+    comparable_since,
     evaluation_file,
     evaluation_steps,
+    note_changes,
     read_evaluation,
     read_images,
     set_aside_evaluations,
@@ -65,3 +68,12 @@ def test_a_resume_sets_aside_what_it_will_evaluate_again_and_loses_nothing(tmp_p
         "eval-000004.jsonl",
         "eval-000004.jsonl.2",
     ]
+
+
+def test_evaluations_are_compared_from_the_last_change_on(tmp_path):
+    assert comparable_since(tmp_path) == 0
+    note_changes(tmp_path, 4, ["seed: 0 -> 1"])
+    note_changes(tmp_path, 12, ["seed: 1 -> 0"])
+    with changes_file(tmp_path).open("a") as file:
+        file.write('{"rollout": 9')
+    assert comparable_since(tmp_path) == 12
