@@ -265,7 +265,7 @@ def summary(
             lines.append(f"before: after {first} rollouts; after: after {last} of {rollouts_done}")
     if len(evaluations) == 1:
         step = evaluations[0].rollout
-        lines = [f"Evaluated once, after {step} rollouts: there is nothing to compare yet."]
+        lines = [f"Evaluated once, after {step} rollouts: nothing to compare, see eval_interval."]
     lines.append(f"Everything is in {run_dir}: metrics.jsonl, run.log, images, checkpoints.")
     _summary_log.info("%s", "\n".join(lines))
 
