@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from unirl.checkpoint.source import find_source
-from unirl.checkpoint.store import find_checkpoint
+from unirl.checkpoint.source import checkpoint_directory, find_source
+from unirl.checkpoint.store import CheckpointStore, find_checkpoint
 from unirl.cli.compose import compose_and_check
 from unirl.config.components import absent_packages, engine_capabilities, sync_name
 from unirl.config.problem import Problem, config_error
 from unirl.config.resources import resolve_path
-from unirl.config.schema import RunConfig
+from unirl.config.schema import AUTO, RunConfig
 from unirl.config.suites import AskedSuite, asked_suites
 from unirl.core.errors import CheckpointError, DataError
 from unirl.core.types import MAIN_SUITE
@@ -148,9 +148,12 @@ def _suite(suite: AskedSuite) -> str:
 
 
 def _begins(config: RunConfig) -> str:
-    source = find_source(config).folder
-    if source is not None:
-        return f"where {source} ended"
+    """Without reading checkpoints again, which may be large."""
+    resumes = config.load_dir is not None
+    if config.load_dir == AUTO:
+        resumes = bool(CheckpointStore(checkpoint_directory(config)).steps())
+    if resumes:
+        return f"where it ended: load_dir={config.load_dir}"
     return "" if config.start_from is None else f"with the weights of {config.start_from}"
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import yaml
 
 from unirl.algorithms.making import make_algorithm
 from unirl.checkpoint.state import read_trainer_state
@@ -28,9 +27,9 @@ from unirl.residency.policy import ResidencyPolicy, Role
 from unirl.rollout.trainside import TrainsideEngine
 from unirl.runtime.build import build_host, build_reward, load_suite
 from unirl.runtime.export import require_empty
+from unirl.runtime.run_directory import write_config
 from unirl.runtime.trained import put_weights, take_one_device, untrained_model
 from unirl.tracking.console import RunConsole, progress_bar
-from unirl.tracking.files import replacing
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import JsonlSink
 from unirl.tracking.tracker import Row, Tracker
@@ -40,7 +39,6 @@ from unirl.trainer.evaluation import Evaluator
 from unirl.trainer.phases import Phases
 from unirl.trainer.requests import RequestFactory
 from unirl.weight_sync.base import SharedWeights
-from unirl.weight_sync.payload import WeightPayload
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def assess(
     num_prompts = {suite.name: len(suite) for suite in suites}
     model = untrained_model(config, device)
     evaluator = _evaluator(config, model, suites, device, folder)
-    _write_config(config, folder)
+    write_config(config, folder / "config.yaml")
     console, total = RunConsole(config.logging.console), sum(num_prompts.values())
     base: Mapping[str, float] = {}
     with Tracker([JsonlSink(folder / "metrics.jsonl")]) as tracker:
@@ -112,20 +110,16 @@ def _evaluator(
         OneRank().barrier,
     )
     clock = PhaseClock(NoMeter())
-    phases = Phases(engine, reward, SharedWeights(_Unsynced()), residency, clock, OneRank())
+    phases = Phases(engine, reward, SharedWeights(_Untrained()), residency, clock, OneRank())
     requests = RequestFactory(config, model, make_algorithm(config.algorithm))
     archive = EvaluationArchive(folder, config)
     return Evaluator(config, phases, requests, suites, archive, lambda: False)
 
 
-class _Unsynced:
-    """The engine's own model is the only one."""
+class _Untrained:
+    """No step is taken, so there is one version."""
 
     weight_version = 0
-    readable_while_parked = False
-
-    def read_weights(self, *, adapter: bool, with_probe: bool) -> WeightPayload:
-        raise NotImplementedError("there is nobody to send weights to")
 
 
 def _evaluated(
@@ -139,9 +133,3 @@ def _evaluated(
     assert evaluation is not None, "nobody asks it to stop"
     tracker.log(Row("eval", step, 0, evaluation.metrics))
     return evaluation.metrics
-
-
-def _write_config(config: RunConfig, folder: Path) -> None:
-    with replacing(folder / "config.yaml") as temporary:
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        temporary.write_text(text, encoding="utf-8")

@@ -153,9 +153,7 @@ class RunDirectory:
         (self.path / "report.html").unlink(missing_ok=True)
         for path in CheckpointStore(self.checkpoint_dir).set_aside_after(rollout):
             logger.warning("resuming at rollout %d: set aside %s", rollout, path)
-        text = yaml.safe_dump(self._config.model_dump(mode="json"), sort_keys=False)
-        with replacing(self.config_file) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_config(self._config, self.config_file)
 
     def _tell_gaps(self, rollout: int) -> None:
         """A file of rows that was cut, or edited, is no record of the run any more."""
@@ -216,6 +214,13 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def write_config(config: RunConfig, file: Path) -> None:
+    """Every key with its value, as YAML that a run can be started from."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    with replacing(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _rows(file: Path) -> list[Row]:

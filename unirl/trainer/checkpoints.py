@@ -168,13 +168,12 @@ def keep_the_best(store: CheckpointStore, config: RunConfig, present: Mapping[st
 def best_step(store: CheckpointStore, config: RunConfig, present: Mapping[str, str]) -> int | None:
     """The step whose weights had the highest keep_best, the latest of equals; None where no
     checkpoint was evaluated as this run, of the identity `present`, does it."""
-    known = []
-    for step in store.steps():
-        state = read_trainer_state(store.folder(step))
-        value = state.evaluation.get(config.keep_best or "")
-        if value is not None and not evaluation_changes(state, config, present):
-            known.append((value, step))
-    return max(known)[1] if known else None
+    states = {step: read_trainer_state(store.folder(step)) for step in store.steps()}
+    name = config.keep_best or ""
+    known = [(s.evaluation[name], step) for step, s in states.items() if name in s.evaluation]
+    best_first = (step for _, step in sorted(known, reverse=True))
+    alike = (step for step in best_first if not evaluation_changes(states[step], config, present))
+    return next(alike, None)
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -11,11 +11,15 @@ from unirl.core.capabilities import SyncCapabilities
 from unirl.weight_sync.payload import LoadReport, Probe, WeightPayload
 
 
-class WeightSource(Protocol):
-    """The train stack's side."""
+class Versioned(Protocol):
+    """Weights that can be told apart from later ones."""
 
     @property
     def weight_version(self) -> int: ...
+
+
+class WeightSource(Versioned, Protocol):
+    """The train stack's side."""
 
     @property
     def readable_while_parked(self) -> bool:
@@ -75,7 +79,7 @@ class SharedWeights(WeightSync):
 
     capabilities = SyncCapabilities(staged=False, adapters_only=False)
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: Versioned) -> None:
         self._source = source
 
     @property
