@@ -64,8 +64,8 @@ def train() -> int:
         setup_rank_logging(FOLDER, RANK)
     try:
         with joined() as ranks, GracefulStop(), watching(ranks):
-            ranks.barrier()
             mark("ready")
+            ranks.barrier()  # behind it, all ranks are known to the test
             if RANK == 2 and "raise" in sys.argv:
                 raise ValueError("bad weather")
             if RANK == 2:
