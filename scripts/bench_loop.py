@@ -157,7 +157,7 @@ def our_trainer(config: RunConfig, resources: ExitStack) -> tuple[DiffusionTrain
     )
     resources.callback(transitions.close)
     tracker = resources.enter_context(Tracker([JsonlSink(folder / "metrics.jsonl")]))
-    checkpoints = Checkpoints(config, roles.stack, folder / "checkpoints", None, OneRank())
+    checkpoints = Checkpoints(config, roles.stack.weights, folder / "checkpoints", None, OneRank())
     trainer = build_trainer(
         config,
         prompts,

@@ -161,7 +161,7 @@ def train(
         folder / "transitions.jsonl", TraceFile(folder / "trace.json", rank=0)
     )
     resources.callback(transitions.close)
-    checkpoints = Checkpoints(config, roles.stack, folder, None, ranks)
+    checkpoints = Checkpoints(config, roles.stack.weights, folder, None, ranks)
     trainer = build_trainer(
         config,
         prompts,

@@ -60,7 +60,7 @@ class TrainerState:
 
 
 class Saveable(Protocol):
-    """The train stack's side; its methods are entered by all ranks together."""
+    """The trained weights' side; its methods are entered by all ranks together."""
 
     def state_tensors(self, adapter_only: bool) -> dict[str, Tensor]: ...
 
@@ -89,15 +89,15 @@ class Format:
 
 
 def write_state(
-    folder: Path, stack: Saveable, state: TrainerState, form: Format, ranks: Ranks
+    folder: Path, trained: Saveable, state: TrainerState, form: Format, ranks: Ranks
 ) -> None:
     """Write the files of one checkpoint into an empty folder. All ranks together."""
     if form.sharded:
-        tensors = stack.sharded_state(form.adapter_only)
+        tensors = trained.sharded_state(form.adapter_only)
         write_shards(folder, tensors, alone=ranks.world_size == 1)
     else:
-        weights, optimizer = stack.state_tensors(form.adapter_only), stack.optimizer_state()
-        shadows = stack.shadow_tensors()
+        weights, optimizer = trained.state_tensors(form.adapter_only), trained.optimizer_state()
+        shadows = trained.shadow_tensors()
         if ranks.is_main:
             save_file(weights, folder / "weights.safetensors")
             if shadows:
@@ -154,27 +154,29 @@ def shadow_names(folder: Path) -> list[str]:
     return sorted({key.partition(".")[0] for key in keys})
 
 
-def restore(folder: Path, stack: Saveable, ranks: Ranks) -> None:
-    """Load weights and optimizer of a verified checkpoint folder into the stack.
+def restore(folder: Path, trained: Saveable, ranks: Ranks) -> None:
+    """Load weights and optimizer of a verified checkpoint folder into the trained ones.
 
     All ranks together. Raises CheckpointError when they cannot be read or belong to another model.
     """
     try:
         if (folder / SHARDS).is_dir():
-            _restore_shards(folder, stack, ranks)
+            _restore_shards(folder, trained, ranks)
             return
         tensors = load_file(folder / "weights.safetensors")
         optimizer_state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         shadows = folder / SHADOW_FILE
-        stack.load_state(tensors, load_file(shadows) if shadows.is_file() else {}, optimizer_state)
+        trained.load_state(
+            tensors, load_file(shadows) if shadows.is_file() else {}, optimizer_state
+        )
     except (OSError, SafetensorError, RuntimeError, ModelError, ValueError) as error:
         raise CheckpointError(f"load_dir: {folder} does not fit this run: {error}") from error
 
 
-def _restore_shards(folder: Path, stack: Saveable, ranks: Ranks) -> None:
+def _restore_shards(folder: Path, trained: Saveable, ranks: Ranks) -> None:
     """Into the trained weights or, where the checkpoint has it, the whole network."""
-    tensors = stack.sharded_state(adapter_only=True)
+    tensors = trained.sharded_state(adapter_only=True)
     if tensors.keys() != shard_names(folder):
-        tensors = stack.sharded_state(adapter_only=False)
+        tensors = trained.sharded_state(adapter_only=False)
     read_shards(folder, tensors, alone=ranks.world_size == 1)
-    stack.finish_sharded_load(read_trainer_state(folder).optimizer_step)
+    trained.finish_sharded_load(read_trainer_state(folder).optimizer_step)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +137,7 @@ def build_roles(
         engine = engine_class(rollout_model, forward_batch_size, device, host, None)
         stack = _build_second_stack(config, reward, device, ranks, host)
     sync_class = import_component(catalog.SYNCS[sync].path)
-    return Roles(stack, engine, reward, sync_class(stack, engine, config.sync.verify))
+    return Roles(stack, engine, reward, sync_class(stack.weights, engine, config.sync.verify))
 
 
 def _host_limit(config: RunConfig) -> HostLimit:
@@ -166,16 +165,9 @@ def _with_one_model(
         config.rollout.forward_batch_size,
         device,
         lambda: stack.weight_version,
-        lambda: _sampling(stack, unshard=config.rollout.unshard),
+        lambda: stack.sampling(unshard=config.rollout.unshard),
     )
     return Roles(stack, engine, reward, SharedWeights(stack))
-
-
-@contextmanager
-def _sampling(stack: TrainStack, *, unshard: bool) -> Iterator[None]:
-    """Around each generation with the trained network itself."""
-    with stack.sampling_weights(), stack.gathered() if unshard else nullcontext():
-        yield
 
 
 def _build_second_stack(

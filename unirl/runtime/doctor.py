@@ -133,7 +133,7 @@ def _first_window(
 ) -> Examination:
     checkpoints = Checkpoints(
         config,
-        roles.stack,
+        roles.stack.weights,
         folder / "checkpoints",
         find_source(config).folder,
         OneRank(),

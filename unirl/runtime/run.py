@@ -162,7 +162,7 @@ def _train(
     saved_run_id = read_trainer_state(source).wandb_run_id if source else None
     checkpoints = Checkpoints(
         config,
-        roles.stack,
+        roles.stack.weights,
         directory.checkpoint_dir,
         source,
         ranks,

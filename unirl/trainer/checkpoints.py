@@ -18,7 +18,7 @@ from unirl.checkpoint.together import save_together
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.distributed.ranks import Ranks
-from unirl.train.stack import TrainStack
+from unirl.train.weights import TrainedWeights
 from unirl.trainer.comparable import evaluation_changes
 from unirl.trainer.progress import Progress
 
@@ -26,12 +26,12 @@ logger = logging.getLogger("unirl.checkpoint")
 
 
 class Checkpoints:
-    """Saves the train stack on schedule and restores it from where the run begins."""
+    """Saves the trained weights on schedule and restores it from where the run begins."""
 
     def __init__(
         self,
         config: RunConfig,
-        stack: TrainStack,
+        weights: TrainedWeights,
         directory: Path,
         source: Path | None,
         ranks: Ranks,
@@ -48,7 +48,7 @@ class Checkpoints:
         """Why evaluations from here on cannot be compared with those before the resume."""
         self._identity = identity(config)
         self._config = config
-        self._stack = stack
+        self._weights = weights
         self._store = CheckpointStore(directory)
         self._source = source
         self._ranks = ranks
@@ -66,10 +66,10 @@ class Checkpoints:
         source = self._source
         if source is None:
             if self._starting_weights is not None:
-                self._stack.load_weights(self._starting_weights())
+                self._weights.load_weights(self._starting_weights())
             return 0
         state = self._ranks.together(lambda: read_trainer_state(source))
-        restore(source, self._stack, self._ranks)
+        restore(source, self._weights, self._ranks)
         self._tell_changes(state)
         self.evaluation_changes = evaluation_changes(state, self._config, self._identity)
         if state.progress:
@@ -126,7 +126,7 @@ class Checkpoints:
         step, metrics = self._evaluated
         state = TrainerState(
             rollouts_done=rollouts_done,
-            optimizer_step=self._stack.weight_version,
+            optimizer_step=self._weights.weight_version,
             wandb_run_id=self.wandb_run_id,
             config=self._config.model_dump(mode="json"),
             progress=self.progress.state(),
@@ -135,7 +135,7 @@ class Checkpoints:
         )
 
         def write(folder: Path) -> None:
-            write_state(folder, self._stack, state, self._format, self._ranks)
+            write_state(folder, self._weights, state, self._format, self._ranks)
 
         if self._ranks.is_main:
             _force_to_disk(self._records())

@@ -238,13 +238,13 @@ def test_a_window_without_any_pair_is_skipped_and_changes_nothing():
     stack = train_stack(
         tiny, {**KEYS, "stack.num_updates_per_batch": 2, "algorithm.reference": "ema"}
     )
-    before, shadows = weights(tiny), stack.shadow_tensors()
+    before, shadows = weights(tiny), stack.weights.shadow_tensors()
     (stats,) = stack.update([roll_out(tiny, [0.5] * 8)])
     assert stats.skipped is not None
     assert stats.metrics["grad_norm"] == 0
     assert stack.weight_version == 0
     assert same_bits(before, weights(tiny))
-    assert same_bits(shadows, stack.shadow_tensors())
+    assert same_bits(shadows, stack.weights.shadow_tensors())
 
 
 def test_only_the_groups_with_a_preference_are_trained_on(model):

@@ -285,7 +285,7 @@ def trained(stack: TrainStack, windows: range, **keys: Any) -> None:
     model = stack.model
     assert isinstance(model, TinyModel)
     for window in windows:
-        with stack.sampling_weights():
+        with stack.weights.sampling_weights():
             one = roll_out(model, f"window-{window}")
         stack.update([one])
 
@@ -302,7 +302,7 @@ def test_the_shadow_is_the_decayed_average_of_the_trained_weights():
         for name, now in adapter_parameters(model.network).items():
             expected[name] = decay * expected[name] + (1 - decay) * now.detach()
     for name, value in expected.items():
-        torch.testing.assert_close(stack.shadow_tensors()[f"{OLD}.{name}"], value)
+        torch.testing.assert_close(stack.weights.shadow_tensors()[f"{OLD}.{name}"], value)
         assert name in adapter_parameters(model.network)
 
 
@@ -310,8 +310,8 @@ def test_rollouts_pushes_and_probes_have_the_old_policy():
     model = tiny_model()
     stack = train_stack(model, {**SLOW, "stack.optimizer.learning_rate": 1e-2})
     trained(stack, range(2))
-    payload = stack.read_weights(adapter=True, with_probe=True)
-    shadow = {n.removeprefix(f"{OLD}."): t for n, t in stack.shadow_tensors().items()}
+    payload = stack.weights.read_weights(adapter=True, with_probe=True)
+    shadow = {n.removeprefix(f"{OLD}."): t for n, t in stack.weights.shadow_tensors().items()}
     assert same_bits(dict(payload.tensors), shadow)
     assert not same_bits(
         shadow, {n: p.detach() for n, p in adapter_parameters(model.network).items()}
@@ -319,7 +319,7 @@ def test_rollouts_pushes_and_probes_have_the_old_policy():
     probe = payload.probe
     assert isinstance(probe, Probe)
     before = weights(model)
-    with stack.sampling_weights(), torch.no_grad():
+    with stack.weights.sampling_weights(), torch.no_grad():
         sampled = model.velocity(probe.latents, probe.sigma, probe.conditioning)
     assert torch.equal(probe.velocity, sampled)
     assert same_bits(before, weights(model))
@@ -330,15 +330,17 @@ def test_rollouts_pushes_and_probes_have_the_old_policy():
 
 def test_resuming_brings_the_shadow_back():
     def state(stack: TrainStack) -> dict[str, Tensor]:
-        return stack.state_tensors(adapter_only=True) | stack.shadow_tensors()
+        return stack.weights.state_tensors(adapter_only=True) | stack.weights.shadow_tensors()
 
     whole = train_stack(tiny_model(), SLOW)
     trained(whole, range(4))
     half = train_stack(tiny_model(), SLOW)
     trained(half, range(2))
     resumed = train_stack(tiny_model(), SLOW)
-    resumed.load_state(
-        half.state_tensors(adapter_only=True), half.shadow_tensors(), half.optimizer_state()
+    resumed.weights.load_state(
+        half.weights.state_tensors(adapter_only=True),
+        half.weights.shadow_tensors(),
+        half.weights.optimizer_state(),
     )
     trained(resumed, range(2, 4))
     assert same_bits(state(whole), state(resumed))
@@ -348,15 +350,19 @@ def test_resuming_brings_the_shadow_back():
 def test_a_checkpoint_of_another_algorithm_is_refused_and_changes_nothing():
     nft, grpo = train_stack(tiny_model(), SLOW), train_stack(tiny_model())
     trained(nft, range(1))
-    before = nft.state_tensors(adapter_only=True)
+    before = nft.weights.state_tensors(adapter_only=True)
     with pytest.raises(ModelError, match=r"shadow weights none.*keeps \['old'\]"):
-        nft.load_state(
-            grpo.state_tensors(adapter_only=True), grpo.shadow_tensors(), grpo.optimizer_state()
+        nft.weights.load_state(
+            grpo.weights.state_tensors(adapter_only=True),
+            grpo.weights.shadow_tensors(),
+            grpo.weights.optimizer_state(),
         )
-    assert same_bits(before, nft.state_tensors(adapter_only=True))
+    assert same_bits(before, nft.weights.state_tensors(adapter_only=True))
     with pytest.raises(ModelError, match=r"shadow weights \['old'\].*keeps none"):
-        grpo.load_state(
-            nft.state_tensors(adapter_only=True), nft.shadow_tensors(), nft.optimizer_state()
+        grpo.weights.load_state(
+            nft.weights.state_tensors(adapter_only=True),
+            nft.weights.shadow_tensors(),
+            nft.weights.optimizer_state(),
         )
 
 

@@ -391,5 +391,5 @@ def moments_and_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def stack_that_keeps_gradients(model: TinyModel) -> TrainStack:
     stack = train_stack(model)
-    stack._optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
+    stack.weights.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
     return stack

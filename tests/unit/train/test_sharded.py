@@ -256,7 +256,7 @@ def gathered_sampling() -> tuple[int, int, bool, bool]:
         objects = list(one.model.network.parameters())
         with Collectives() as outside:
             plain = one.scored().trajectory.final_latents
-        with one.stack.gathered():
+        with one.stack.sampling(unshard=True):
             assert _is_gathered(one.model)
             with Collectives() as inside:
                 kept = one.scored().trajectory.final_latents
@@ -280,12 +280,12 @@ def test_weights_kept_gathered_give_the_same_samples_without_gathers(pool: RankP
 def read_weights(adapter: bool) -> WeightPayload:
     with joined() as ranks:
         one = trained(ranks)
-        return one.stack.read_weights(adapter=adapter, with_probe=True)
+        return one.stack.weights.read_weights(adapter=adapter, with_probe=True)
 
 
 @pytest.mark.parametrize("adapter", [True, False])
 def test_every_rank_reads_the_same_whole_weights(pool: RankPool, adapter: bool) -> None:
-    expected = trained(OneRank()).stack.read_weights(adapter=adapter, with_probe=True)
+    expected = trained(OneRank()).stack.weights.read_weights(adapter=adapter, with_probe=True)
     assert expected.probe is not None
     for payload in pool.run(2, read_weights, adapter):
         assert payload.version == expected.version

@@ -397,7 +397,7 @@ class RealRun:
             rollout_model = tiny_model()
             rollout_model.network.requires_grad_(False)
             engine: Any = ReplicaEngine(rollout_model, 0, CPU, host_arena(), None)
-            sync: Any = LocalLoraSync(stack, engine, verify=True)
+            sync: Any = LocalLoraSync(stack.weights, engine, verify=True)
             components[Role.TRAIN] = stack.parts
         else:
             engine = TrainsideEngine(self.model, 0, CPU, lambda: stack.weight_version, nullcontext)

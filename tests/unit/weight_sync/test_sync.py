@@ -41,7 +41,7 @@ class CountingSource:
     def __init__(self, stack: TrainStack) -> None:
         self._stack = stack
         self.num_reads = 0
-        self.readable_while_parked = stack.readable_while_parked
+        self.readable_while_parked = stack.weights.readable_while_parked
 
     @property
     def weight_version(self) -> int:
@@ -49,7 +49,7 @@ class CountingSource:
 
     def read_weights(self, *, adapter: bool, with_probe: bool) -> WeightPayload:
         self.num_reads += 1
-        return self._stack.read_weights(adapter=adapter, with_probe=with_probe)
+        return self._stack.weights.read_weights(adapter=adapter, with_probe=with_probe)
 
 
 class CountingTarget:
@@ -358,12 +358,14 @@ def test_the_checksum_leaves_weights_movable():
 
 def test_payloads_hold_copies_on_the_host_and_the_same_probe_each_time():
     pair = Pair()
-    first, second = (pair.stack.read_weights(adapter=True, with_probe=True) for _ in range(2))
+    first, second = (
+        pair.stack.weights.read_weights(adapter=True, with_probe=True) for _ in range(2)
+    )
     assert first.tensors.keys() == adapter_parameters(pair.model.network).keys()
     assert first.num_bytes == sum(t.numel() * 4 for t in first.tensors.values())
     assert first.probe is not None
     assert second.probe is not None
     assert torch.equal(first.probe.velocity, second.probe.velocity)
-    full = pair.stack.read_weights(adapter=False, with_probe=False)
+    full = pair.stack.weights.read_weights(adapter=False, with_probe=False)
     assert full.tensors.keys() == dict(pair.model.network.named_parameters()).keys()
     assert full.probe is None
