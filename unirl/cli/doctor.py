@@ -19,7 +19,7 @@ from unirl.cli.check import checked
 if TYPE_CHECKING:
     from unirl.runtime.doctor import Examination
     from unirl.train.examination import Level
-    from unirl.train.findings import Finding
+    from unirl.train.findings.case import Finding
 
 NOT_FINE = 1
 

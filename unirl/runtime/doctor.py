@@ -38,7 +38,8 @@ from unirl.runtime.starting_weights import starting_weights
 from unirl.tracking.files import replacing
 from unirl.tracking.tracker import Tracker
 from unirl.train.examination import Level, measure
-from unirl.train.findings import Finding, findings
+from unirl.train.findings.case import Finding
+from unirl.train.findings.judge import findings
 from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints
 from unirl.trainer.clock import PhaseClock

@@ -27,15 +27,10 @@ from unirl.models.tiny import TinyModel
 from unirl.samplers.gaussian import Gaussian
 from unirl.samplers.schedule import karras_sigmas, linear_sigmas, shifted
 from unirl.train.examination import Gradients, Level, Measured, Replay, Sampled, measure
-from unirl.train.findings import (
-    Case,
-    Finding,
-    distance_across,
-    findings,
-    gradient_by_step,
-    gradient_size,
-    static_shift,
-)
+from unirl.train.findings.case import Case, Finding
+from unirl.train.findings.judge import findings
+from unirl.train.findings.learning import distance_across, gradient_by_step, gradient_size
+from unirl.train.findings.sampling import static_shift
 
 CLIP = 1e-3
 ROLLOUT = {"algorithm.old_log_prob": "rollout"}
