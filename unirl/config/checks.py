@@ -29,6 +29,7 @@ from unirl.config.components import (
     require_known,
 )
 from unirl.config.geometry import batch_geometry, device_geometry, image_size, stochastic_steps
+from unirl.config.guidance_checks import guidance_of_experts, guidance_taken
 from unirl.config.keys import nearest_name
 from unirl.config.problem import Problem
 from unirl.config.residency_checks import automatic, overlap, save_from_host, shared_base
@@ -58,7 +59,7 @@ from unirl.config.role_checks import (
 )
 from unirl.config.schema import AUTO, RunConfig, ScorerConfig
 from unirl.config.tracking_checks import tracker_packages
-from unirl.config.video_checks import frames, guidance_of_experts, recorded_videos
+from unirl.config.video_checks import frames, recorded_videos
 from unirl.core.errors import ConfigError
 
 Check = Callable[[RunConfig], Iterator[Problem]]
@@ -440,6 +441,10 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
         *("eval_sampling", "model.family"),
     ),
     recorded_videos: ("rollout.engine", "model.family"),
+    guidance_taken: (
+        *("sampling.guidance_scale", "eval_sampling", "model.family", "model.path"),
+        "model.release",
+    ),
     guidance_of_experts: (
         *("sampling.low_noise_guidance_scale", "sampling.guidance_scale"),
         *("eval_sampling", "model.family"),

@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True)
+class Setting:
+    """`key` is `value` in a model folder's `file`."""
+
+    file: str
+    key: str
+    value: object
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     path: str
@@ -22,10 +31,14 @@ class ModelEntry:
     frame_stride: int | None = None
     """Of video families: num_frames is frames_over more than a multiple of it; None: images."""
     frames_over: int = 1
+    min_frames: int = 1
+    max_frames: int | None = None
     num_images: range = field(default=range(1))
     """How many condition images a prompt may come with."""
-    guided_by_input: bool = False
-    """Guidance is an input of the network, not a second answer of it."""
+    unguided: Setting | None = None
+    """What the files of its models without guidance say."""
+    takes_guidance: bool = True
+    """Any of its models does."""
     has_experts: bool = False
     """Some of its models have a network of their own for low noise."""
     trained_levels: bool = False
@@ -44,6 +57,9 @@ _SELF_AND_CROSS_ATTENTION = tuple(
     for layer in ("to_q", "to_k", "to_v", "to_out.0")
 )
 """Attention of blocks that look at the texts after themselves: UNets, Wan, Sana."""
+
+_NO_GUIDANCE_INPUT = Setting("transformer/config.json", "guidance_embeds", False)
+"""Of families whose guidance is an input of the network."""
 
 _FLUX2_ATTENTION = (*_JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
 """Blocks of one stream have all their inputs in one layer."""
@@ -80,7 +96,7 @@ MODELS = {
         size_multiple=16,
         block_classes=("FluxTransformerBlock", "FluxSingleTransformerBlock"),
         pipelines=("FluxPipeline",),
-        guided_by_input=True,
+        unguided=_NO_GUIDANCE_INPUT,
     ),
     "wan": ModelEntry(
         path="unirl.models.wan:WanModel",
@@ -136,7 +152,7 @@ MODELS = {
         size_multiple=16,
         block_classes=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
         pipelines=("Flux2Pipeline",),
-        guided_by_input=True,
+        unguided=_NO_GUIDANCE_INPUT,
     ),
     "flux2_klein": ModelEntry(
         path="unirl.models.flux2:Flux2KleinModel",
@@ -145,6 +161,7 @@ MODELS = {
         size_multiple=16,
         block_classes=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
         pipelines=("Flux2KleinPipeline",),
+        unguided=Setting("model_index.json", "is_distilled", True),
     ),
     "sana": ModelEntry(
         path="unirl.models.sana:SanaModel",
@@ -188,7 +205,7 @@ MODELS = {
         block_classes=("FluxTransformerBlock", "FluxSingleTransformerBlock"),
         pipelines=("FluxKontextPipeline",),
         num_images=range(1, 2),
-        guided_by_input=True,
+        unguided=_NO_GUIDANCE_INPUT,
     ),
     "qwen_image21": ModelEntry(
         path="unirl.models.qwen_image21:QwenImage21Model",
@@ -207,6 +224,9 @@ MODELS = {
         pipelines=("MiniMaxH3ModularPipeline",),
         frame_stride=17,
         frames_over=5,
+        min_frames=124,
+        max_frames=345,
+        takes_guidance=False,
     ),
     "hunyuan_video": ModelEntry(
         path="unirl.models.hunyuan_video:HunyuanVideoModel",
@@ -216,7 +236,7 @@ MODELS = {
         block_classes=("HunyuanVideoTransformerBlock", "HunyuanVideoSingleTransformerBlock"),
         pipelines=("HunyuanVideoPipeline",),
         frame_stride=4,
-        guided_by_input=True,
+        unguided=_NO_GUIDANCE_INPUT,
     ),
     "hunyuan_video15": ModelEntry(
         path="unirl.models.hunyuan_video15:HunyuanVideo15Model",

@@ -1,4 +1,4 @@
-"""Keys of videos: frames the model can make, and what counts for videos or experts alone."""
+"""Keys of videos: frames the model can make, and what counts for videos alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from unirl.config import catalog
 from unirl.config.families import ModelEntry
+from unirl.config.guidance_checks import sampling_blocks
 from unirl.config.problem import Problem
 from unirl.config.schema import EvalSamplingConfig, RunConfig, SamplingConfig
 
@@ -15,7 +16,7 @@ def frames(config: RunConfig) -> Iterator[Problem]:
     family = config.model.family
     if family not in catalog.MODELS:
         return  # the user's own family: only it knows
-    for block, sampling in _blocks(config):
+    for block, sampling in sampling_blocks(config):
         if catalog.MODELS[family].frame_stride is None:
             yield from _of_images(block, sampling, family)
         else:
@@ -31,32 +32,6 @@ def recorded_videos(config: RunConfig) -> Iterator[Problem]:
             f"is recorded, which reads images, but model.family={config.model.family} makes "
             "videos. Set rollout.engine=trainside.",
         )
-
-
-def guidance_of_experts(config: RunConfig) -> Iterator[Problem]:
-    """low_noise_guidance_scale needs a second expert, and guidance to differ from."""
-    entry = catalog.MODELS.get(config.model.family)
-    for block, sampling in _blocks(config):
-        low, guidance = sampling.low_noise_guidance_scale, sampling.guidance_scale
-        if low is None:
-            continue
-        if entry is not None and not entry.has_experts:
-            yield Problem(
-                f"{block}.low_noise_guidance_scale",
-                f"is {low:g}, but model.family={config.model.family} has no network of its own "
-                "for low noise. Set it to null.",
-            )
-        elif guidance is not None and guidance <= 1:
-            yield Problem(
-                f"{block}.low_noise_guidance_scale",
-                f"is {low:g}, but there is no guidance at {block}.guidance_scale={guidance:g}. "
-                f"Set it to null, or {block}.guidance_scale above 1.",
-            )
-
-
-def _blocks(config: RunConfig) -> Iterator[tuple[str, SamplingConfig | EvalSamplingConfig]]:
-    yield "sampling", config.sampling
-    yield "eval_sampling", config.eval_sampling
 
 
 def _of_images(
@@ -87,12 +62,17 @@ def _of_videos(
             f"is {every}, so that of {count} frames only the first counts. Set it lower, or to "
             "first.",
         )
-    if count is None or stride is None or (count - over) % stride == 0:
+    if count is None or stride is None:
+        return
+    least, most = entry.min_frames, entry.max_frames or count + stride
+    if (count - over) % stride == 0 and least <= count <= most:
         return
     below = (count - over) // stride * stride + over
-    near = f"{below} or {below + stride}" if below > 0 else f"{below + stride}"
+    fitting = [frames for frames in (below, below + stride) if least <= frames <= most]
+    nearest = " or ".join(map(str, fitting or [least if count < least else most]))
+    bounds = f", from {least} to {most}" if entry.max_frames else ""
     yield Problem(
         f"{block}.num_frames",
-        f"is {count}, but model.family={family} needs {over} more than a multiple of {stride}. "
-        f"Set {block}.num_frames to {near}.",
+        f"is {count}, but model.family={family} needs {over} more than a multiple of {stride}"
+        f"{bounds}. Set {block}.num_frames to {nearest}.",
     )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,9 @@ class LoadSettings:
 
 class DiffusionModel(ABC):
     """A generator with its text encoders and decoder, all in eval mode, nothing requiring grad."""
+
+    blueprint_reads_weights: ClassVar[bool] = True
+    """Whether `blueprint` takes more than configuration files, and so its time."""
 
     @classmethod
     @abstractmethod

@@ -27,6 +27,7 @@ class PipelineModel(DiffusionModel):
     """A family of one denoising network; families of several give `network` themselves."""
 
     parts: ClassVar[PipelineParts]
+    blueprint_reads_weights: ClassVar = False
 
     def __init__(
         self,

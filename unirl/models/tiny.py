@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,8 @@ class TinyConditioning(Conditioning):
 
 class TinyModel(DiffusionModel):
     """Pixel-space flow model: the latents are the image in [-1, 1], so decoding is rounding."""
+
+    blueprint_reads_weights: ClassVar = False
 
     def __init__(
         self, path: Path, network: TinyDiT, tokenizer: TinyTokenizer, compute_dtype: torch.dtype

@@ -90,12 +90,18 @@ class TrainedLevels:
 
     def sigmas(self, num_steps: int) -> tuple[float, ...]:
         """T levels at the scheduler's timesteps, then 0. Raises ModelError for too many steps."""
+        known = len(self._levels)
+        if num_steps > known:
+            raise ModelError(
+                f"sampling.num_inference_steps={num_steps}, but the network knows {known} "
+                "timesteps. Lower sampling.num_inference_steps."
+            )
         self._ddim.set_timesteps(num_steps)
         timesteps = self._ddim.timesteps.tolist()
-        if timesteps[0] >= len(self._levels):
+        if timesteps[0] >= known:
             raise ModelError(
                 f"sampling.num_inference_steps={num_steps} begins at timestep {timesteps[0]}, but "
-                f"the network knows {len(self._levels)}. Lower sampling.num_inference_steps."
+                f"the network knows {known}. Lower sampling.num_inference_steps."
             )
         return (*(self._levels[timestep] for timestep in timesteps), 0.0)
 

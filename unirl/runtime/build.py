@@ -35,7 +35,12 @@ from unirl.models.condition_images import require_images
 from unirl.reward.scorer import Scorer
 from unirl.reward.service import RewardService, WeightedScorer
 from unirl.rollout.engine import RolloutEngine
-from unirl.runtime.training_model import build_model, build_training_model, encode_before
+from unirl.runtime.training_model import (
+    build_model,
+    build_training_model,
+    encode_before,
+    require_makeable,
+)
 from unirl.train.backend import TrainBackend
 from unirl.train.stack import TrainStack
 from unirl.train.teachers import read_teacher
@@ -110,6 +115,7 @@ def build_roles(
     config: RunConfig, prompts: Prompts, reward: RewardService, host: HostArena, ranks: Ranks
 ) -> Roles:
     """The rollout engine and the train stack, with their weights, beside the reward."""
+    require_makeable(config)
     device = pick_device(config.device)
     if config.model.encodings is not None:
         evaluated = [record for suite in prompts.suites for record in suite.records]

@@ -14,7 +14,7 @@ from unirl.distributed.ranks import OneRank
 from unirl.models.base import DiffusionModel
 from unirl.runtime.build import pick_device
 from unirl.runtime.export import load_trained
-from unirl.runtime.training_model import build_model
+from unirl.runtime.training_model import build_model, require_makeable
 
 
 def take_one_device(config: RunConfig) -> torch.device:
@@ -26,7 +26,11 @@ def take_one_device(config: RunConfig) -> torch.device:
 
 
 def untrained_model(config: RunConfig, device: torch.device) -> DiffusionModel:
-    """With encoders, as encodings on disk are those of the run's own prompts."""
+    """With encoders, as encodings on disk are those of the run's own prompts.
+
+    Raises ModelError for samples that it does not make, before a weight is read.
+    """
+    require_makeable(config)
     reads_any = config.model.model_copy(update={"encodings": None})
     return build_model(config.model_copy(update={"model": reads_any}), device, with_encoders=True)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from unirl.algorithms.making import make_algorithm
 from unirl.config import catalog
 from unirl.config.components import import_component, is_own
 from unirl.config.resources import resolve_path
@@ -22,7 +23,23 @@ from unirl.models.stored_encodings import EncodedBefore, EncodingStore, fill, mi
 from unirl.models.trainable import adapter_seed, load_settings, make_trainable
 from unirl.train.activation_checkpointing import checkpoint_activations
 from unirl.train.backend import CopiesBackend, TrainBackend, WholeBackend, write_share
-from unirl.trainer.requests import evaluation_params, training_params
+from unirl.trainer.requests import RequestFactory, evaluation_params, training_params
+
+
+def require_makeable(config: RunConfig) -> None:
+    """Ask the model for the shapes and noise levels of training and evaluation.
+
+    Raises ModelError for what it does not make, before a weight is read. Families that need their
+    weights to answer tell it when they are loaded.
+    """
+    family = _family(config)
+    if family.blueprint_reads_weights:
+        return
+    settings = replace(load_settings(config, with_encoders=False), frozen=Frozen.NONE)
+    blueprint = family.blueprint(resolve_path(config.model.path), settings)
+    for params in (training_params(config), evaluation_params(config)):
+        blueprint.latent_shape(params)
+    RequestFactory(config, blueprint, make_algorithm(config.algorithm))
 
 
 def build_model(config: RunConfig, device: torch.device, with_encoders: bool) -> DiffusionModel:
