@@ -86,8 +86,13 @@ def _only(groups: Sequence[Family]) -> ShownRun | None:
     return groups[0].runs[0] if len(groups) == 1 and len(groups[0].runs) == 1 else None
 
 
-def _has_seeds(groups: Sequence[Family]) -> bool:
-    return any(len(group.runs) > 1 for group in groups)
+def _mean_sentence(groups: Sequence[Family]) -> str:
+    """What a bold line is; empty where there is none."""
+    units = {group.unit for group in groups if len(group.runs) > 1}
+    if not units:
+        return ""
+    over = "runs" if "runs" in units else "seeds"
+    return f" Bold: the mean over {over}, with one standard deviation; thin: each run."
 
 
 def _axis(cost: _Cost, rows: Sequence[Row]) -> Axis:
@@ -155,8 +160,8 @@ def _heldout_sentence(groups: Sequence[Family]) -> str:
         same = f"{prompts}. The runs were not evaluated in the same way."
     else:
         same = f"{prompts}, with the same noise in every evaluation."
-    if _has_seeds(groups):
-        return f"{same} Bold: the mean over seeds, with one standard deviation; thin: each run."
+    if mean := _mean_sentence(groups):
+        return f"{same}{mean}"
     only = _only(groups)
     if only is None or not any(map(math.isfinite, _known_half_widths(only))):
         return same
@@ -173,8 +178,7 @@ def _training_sentence(groups: Sequence[Family]) -> str:
     if only is None:
         width = max(_width(run) for group in groups for run in group.runs)
         smooth = f" Running mean over up to {width} windows." if width > 1 else ""
-        seeds = " Bold: the mean over seeds, with one standard deviation; thin: each run."
-        return f"Of the samples trained on.{smooth}{seeds if _has_seeds(groups) else ''}"
+        return f"Of the samples trained on.{smooth}{_mean_sentence(groups)}"
     if (width := _width(only)) > 1:
         return (
             f"Of the samples trained on. Line: running mean over {width} windows; behind it every "

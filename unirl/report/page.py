@@ -23,7 +23,7 @@ from unirl.report.pictures import Pictures, pictures
 from unirl.report.reading import EvaluationChange, Finding, RunFiles, read_run
 from unirl.report.settings import Setting, between, command, evaluated_differently, from_defaults
 from unirl.report.shown import Family, ShownRun, families
-from unirl.report.summary import OverSeeds, Summary, over_seeds, summarize
+from unirl.report.summary import Spread, Summary, spread_of, summarize
 from unirl.report.target import GENERATOR, require_replaceable
 from unirl.report.warnings import Warned, warned
 from unirl.tracking.files import replacing
@@ -49,7 +49,7 @@ class Page:
     generator: str
     runs: tuple[RunPart, ...]
     families: tuple[Family, ...]
-    over_seeds: tuple[OverSeeds, ...]
+    spreads: tuple[Spread, ...]
     evaluation: str
     """What the evaluations' reward is called."""
     evaluated_differently: tuple[str, ...]
@@ -98,7 +98,7 @@ def page_of(files: Sequence[RunFiles]) -> Page:
         generator=f"{GENERATOR} {__version__}",
         runs=tuple(_part(run) for run in runs),
         families=tuple(groups),
-        over_seeds=tuple(found for group in groups if (found := over_seeds(group))),
+        spreads=tuple(found for group in groups if (found := spread_of(group))),
         evaluation=evaluation_title(files),
         evaluated_differently=tuple(evaluated_differently(files)),
         views=tuple(views(groups)),

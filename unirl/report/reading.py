@@ -119,6 +119,12 @@ class RunFiles:
         return [row for row in rows if row.rollout >= since and metric in row.metrics]
 
     @property
+    def evaluated_texts(self) -> tuple[str, ...]:
+        """The prompts of its last evaluation; empty where none was written down."""
+        samples = self.evaluations[-1].samples if self.evaluations else ()
+        return tuple({sample.prompt: sample.text for sample in samples}.values())
+
+    @property
     def why_no_evaluation(self) -> str:
         """A sentence for where there is none to speak of."""
         if self.config.get("eval_interval") == 0:

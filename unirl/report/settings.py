@@ -61,7 +61,8 @@ def learns_the_same(one: RunFiles, other: RunFiles) -> bool:
 
 
 def evaluated_differently(runs: Sequence[RunFiles]) -> list[str]:
-    """Keys because of which rewards at evaluation are not of the same thing."""
+    """What makes rewards at evaluation not those of the same thing: keys, and prompts that changed
+    under one path."""
     made = [_evaluation(run.config) for run in runs]
     # A judge or a suite that only one of them has changes no number of the others.
     for name in ("eval_rewards", "eval_suites"):
@@ -69,7 +70,17 @@ def evaluated_differently(runs: Sequence[RunFiles]) -> list[str]:
         shared = set.intersection(*map(set, blocks))
         for evaluation, block in zip(made, blocks, strict=True):
             evaluation[name] = {key: block[key] for key in sorted(shared)}
-    return [setting.key for setting in differing(made)]
+    keys = [setting.key for setting in differing(made)]
+    if "data.eval" not in keys and _other_prompts(runs):
+        keys.append("content of data.eval")
+    return keys
+
+
+def _other_prompts(runs: Sequence[RunFiles]) -> bool:
+    """Whether the prompts that all of them got as far as evaluating are not the same."""
+    texts = [texts for run in runs if (texts := run.evaluated_texts)]
+    shared = min(map(len, texts), default=0)
+    return len({one[:shared] for one in texts}) > 1
 
 
 def _evaluation(config: Mapping[str, Any]) -> dict[str, Any]:

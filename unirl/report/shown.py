@@ -35,6 +35,11 @@ class Family:
     runs: tuple[ShownRun, ...]
 
     @property
+    def unit(self) -> str:
+        """What its runs are: a run that was repeated is not another seed."""
+        return _unit([run.files for run in self.runs])
+
+    @property
     def colour(self) -> int:
         return self.runs[0].colour
 
@@ -63,10 +68,15 @@ def families(runs: Sequence[RunFiles]) -> list[Family]:
 def _family(group: Sequence[tuple[RunFiles, str]], place: int) -> Family:
     colour, dashed = place % NUM_COLOURS, place >= NUM_COLOURS
     runs = tuple(ShownRun(run, outcome_of(run), label, colour, dashed) for run, label in group)
-    return Family(_family_label([run.label for run in runs]), runs)
+    return Family(_family_label([run.label for run in runs], _unit([f for f, _ in group])), runs)
 
 
-def _family_label(labels: Sequence[str]) -> str:
+def _unit(runs: Sequence[RunFiles]) -> str:
+    distinct = {run.config.get("seed") for run in runs}
+    return "seeds" if len(distinct) == len(runs) else "runs"
+
+
+def _family_label(labels: Sequence[str], unit: str) -> str:
     """What the names begin with, or the first of them."""
     if len(labels) == 1:
         return labels[0]
@@ -74,7 +84,7 @@ def _family_label(labels: Sequence[str]) -> str:
         letters[0]
         for letters in takewhile(lambda at: len(set(at)) == 1, zip(*labels, strict=False))
     ).rstrip("-_. ")
-    return f"{shared or labels[0] + ' and others'}, {len(labels)} seeds"
+    return f"{shared or labels[0] + ' and others'}, {len(labels)} {unit}"
 
 
 def _labels(runs: Sequence[RunFiles]) -> dict[Path, str]:

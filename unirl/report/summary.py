@@ -75,17 +75,19 @@ def summarize(run: ShownRun) -> Summary:
 
 
 @dataclass(frozen=True)
-class OverSeeds:
-    """Means over runs that differ in their seed only, each with one standard deviation."""
+class Spread:
+    """Means over runs that differ in their seed at most, each with one standard deviation."""
 
     label: str
     colour: int
     dashed: bool
+    unit: str
+    """`seeds`, or `runs` where some have the same."""
     last: str
     change: str
 
 
-def over_seeds(group: Family) -> OverSeeds | None:
+def spread_of(group: Family) -> Spread | None:
     """None for a run by itself, or where fewer than two were evaluated."""
     courses = [
         [row.metrics[REWARD] for row in run.files.comparable_evaluations(REWARD)]
@@ -95,10 +97,11 @@ def over_seeds(group: Family) -> OverSeeds | None:
     if len(ends) < 2 or not all(map(math.isfinite, chain.from_iterable(ends))):
         return None
     lasts, changes = [last for _, last in ends], [last - first for first, last in ends]
-    return OverSeeds(
+    return Spread(
         group.label,
         group.colour,
         group.dashed,
+        group.unit,
         last=f"{numbers.reward(fmean(lasts))} ± {numbers.reward(stdev(lasts))}",
         change=f"{numbers.change(fmean(changes))} ± {numbers.reward(stdev(changes))}",
     )

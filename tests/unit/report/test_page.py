@@ -148,6 +148,15 @@ def test_several_runs_need_a_place_to_go(tmp_path: Path) -> None:
         write_report(runs)
 
 
+def test_a_run_that_was_repeated_is_not_another_seed(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("grpo-a", "grpo-b")]
+    text = Tags(page(*runs, output=tmp_path / "all.html")).text
+    assert "grpo, 2 runs" in text
+    assert "standard deviation over runs, some of one seed" in text
+    assert "mean over runs" in text
+    assert "2 seeds" not in text
+
+
 def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "grpo-0"),
@@ -159,5 +168,6 @@ def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     assert "algorithm.path flow_grpo flow_grpo diffusion_nft" in text
     assert "mean over seeds" in text
     assert "grpo, 2 seeds 0.700 ± 0.000 +0.300 ± 0.000 mean and standard deviation" in text
+    assert "standard deviation over seeds" in text
     for name in ("grpo-0", "grpo-1", "nft"):
         assert f"{name} before: at the start; after: 12 rollouts" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from report_runs import write_run
+from report_runs import PROMPTS, write_run
 
 from unirl.cli.compose import compose
 from unirl.report.reading import read_run
@@ -46,6 +46,15 @@ def test_runs_that_were_evaluated_differently_are_told_by_which_keys(tmp_path: P
     )
     assert evaluated_differently([one, other]) == ["eval_sampling.num_inference_steps"]
     assert evaluated_differently([one, same]) == []
+
+
+def test_other_prompts_under_the_same_path_are_told(tmp_path: Path) -> None:
+    one, fewer, other = (
+        read_run(write_run(tmp_path / name, prompts=prompts))
+        for name, prompts in (("one", PROMPTS), ("fewer", PROMPTS[:2]), ("other", PROMPTS[1:]))
+    )
+    assert evaluated_differently([one, fewer]) == []
+    assert evaluated_differently([one, other]) == ["content of data.eval"]
 
 
 def test_the_seed_and_shared_judges_are_part_of_an_evaluation(tmp_path: Path) -> None:
