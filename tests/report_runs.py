@@ -14,6 +14,7 @@ import yaml
 
 from unirl.config.schema import RunConfig
 from unirl.tracking.evaluations import EvaluatedSample, write_evaluation
+from unirl.tracking.sessions import SessionLog, State, sessions_file
 
 PROMPTS = ("a red number", "a café in the rain", "eine Straße, 夜の街", "two cats")
 
@@ -49,6 +50,7 @@ def write_run(
     if eval_interval:
         write_samples(path, 0, prompts, 0.4, image_side)
         write_samples(path, num_rollouts, prompts, 0.4 + gain, image_side)
+    write_sessions(path, (0, num_rollouts, "finished", ""))
     write_log(path, [f"INFO {path.name}: training 0.2 of 2.1 M parameters of tiny, results in x"])
     return path
 
@@ -142,6 +144,16 @@ def write_log(path: Path, lines: Sequence[str]) -> None:
     """`LEVEL message` each, a minute apart."""
     stamped = [f"2026-11-30 20:{place:02d}:10,000 {line}\n" for place, line in enumerate(lines)]
     (path / "run.log").write_text("".join(stamped))
+
+
+def write_sessions(path: Path, *sessions: tuple[int, int | None, State | None, str]) -> None:
+    """Each with the rollouts it began and ended with, its state (None: killed) and the reason."""
+    sessions_file(path).unlink(missing_ok=True)
+    for start, done, state, reason in sessions:
+        log = SessionLog(path)
+        log.begin(start)
+        if state is not None:
+            log.end(done, state, reason)
 
 
 def write_moves(path: Path, num_windows: int) -> None:

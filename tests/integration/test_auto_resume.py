@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from runs import Run, assert_same_state, contents, read_json_lines, start, train, wait_until
 
+from unirl.report.outcome import outcome_of
+from unirl.report.reading import read_run
+
 AUTO = ("load_dir=auto", "save_interval=2", "num_rollouts=4", "doctor=false")
 
 
@@ -53,10 +56,25 @@ def test_an_outage_of_the_reward_saves_what_is_trained(tmp_path: Path) -> None:
     assert "TimeoutError: no answer" in failed.errors
     assert "the run failed; its first 3 rollouts are saved" in failed.output
     assert failed.checkpoints == ["checkpoint-3"]
+    outcome = outcome_of(read_run(failed.directory))
+    assert outcome.state == "failed"
+    assert "TimeoutError: no answer" in outcome.sentence
     resumed = train(tmp_path / "run", *settings, outage(100))
     assert resumed.exit_code == 0, resumed.errors
     assert_same_state(whole, resumed, step=4)
     assert resumed.numbers() == whole.numbers()
+    sentence = outcome_of(read_run(resumed.directory)).sentence
+    assert sentence == "All 4 rollouts are done. Resumed 1 time, at rollout 3."
+
+
+def test_a_killed_run_is_told_as_one(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    process = start(directory, "num_rollouts=3000", "doctor=false")
+    metrics = directory / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    process.kill()
+    process.communicate()
+    assert outcome_of(read_run(directory)).state == "killed"
 
 
 def test_sigterm_within_a_window_ends_after_the_phase_and_loses_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from runs import assert_same_state, read_json_lines, start, train, wait_until
 
+from unirl.report.numbers import plural
+from unirl.report.outcome import outcome_of
+from unirl.report.reading import read_run
+
 ENDLESS = "num_rollouts=100000"
 LONG_ROLLOUTS = ("batch_size=500", "sampling.samples_per_prompt=8", "rollout.forward_batch_size=16")
 
@@ -27,6 +31,8 @@ def test_ctrl_c_ends_with_a_checkpoint_that_resumes_exactly(tmp_path: Path) -> N
     assert found, output
     done = int(found[1])
     assert len(read_json_lines(metrics)) == done
+    outcome = outcome_of(read_run(directory))
+    assert outcome.sentence == f"Interrupted after {plural(done, 'rollout')} by Ctrl-C."
 
     total = f"num_rollouts={done + 1}"
     resumed = train(directory, total, "save_interval=1000", f"load_dir={directory}")
@@ -42,10 +48,12 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path) -> No
     wait_until(lambda: log_has(directory, "rollout onload"), process)
     process.send_signal(signal.SIGINT)
     wait_until(lambda: log_has(directory, "Press Ctrl-C again to stop at once"), process)
+    assert outcome_of(read_run(directory)).state == "going on"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert errors == "interrupted\n"
+    assert "by a second signal" in outcome_of(read_run(directory)).sentence
     assert "rollout 1/" not in output
     assert not list(directory.glob("checkpoints/*"))
 

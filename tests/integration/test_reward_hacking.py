@@ -64,6 +64,18 @@ def test_a_run_ends_on_it_with_a_checkpoint_and_stays_ended_until_told(tmp_path:
     assert on.numbers() == whole.numbers()
 
 
+def test_an_alarm_at_the_last_evaluation_is_in_the_exit_code_of_the_whole_run(
+    tmp_path: Path,
+) -> None:
+    settings = (*STOPPED, "eval_interval=6", "save_interval=6")
+    run = train(tmp_path / "run", *settings)
+    assert run.exit_code == CONDITION_MET
+    assert "stop_on=[hacking] was met by the last evaluation" in run.output
+    again = train(run.directory, *settings, "load_dir=auto")
+    assert again.exit_code == 0, "complete"
+    assert again.numbers() == run.numbers()
+
+
 def test_all_ranks_end_together(pool: RankPool, tmp_path: Path) -> None:
     runs = pool.run(2, train, tmp_path / "run", "num_devices=2", *STOPPED)
     assert [run.exit_code for run in runs] == [CONDITION_MET] * 2

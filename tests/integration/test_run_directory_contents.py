@@ -45,6 +45,7 @@ def test_the_run_succeeds_and_leaves_every_file(run: Run) -> None:
         "report.html",
         "doctor.json",
         "run.log",
+        "sessions.jsonl",
     }
     assert names == files | {"images", "evaluations", "checkpoints"}
 

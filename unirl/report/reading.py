@@ -25,6 +25,7 @@ from unirl.tracking.evaluations import (
     evaluation_file,
     evaluation_steps,
 )
+from unirl.tracking.sessions import Session, paired, sessions_file
 from unirl.tracking.tracker import Row
 
 Json = dict[str, Any]
@@ -95,6 +96,7 @@ class RunFiles:
     events: tuple[Json, ...]
     """Slices and counters of trace.json."""
     log: tuple[LogEntry, ...]
+    sessions: tuple[Session, ...]
     is_held: bool
     """Whether a process has the directory now."""
     notes: tuple[str, ...]
@@ -161,6 +163,7 @@ def read_run(path: Path) -> RunFiles:
         moves=tuple(_moves(path / "transitions.jsonl", notes)),
         events=tuple(_events(path / "trace.json")),
         log=tuple(_log_entries(path / "run.log")),
+        sessions=tuple(_sessions(path, notes)),
         is_held=_is_held(path / ".lock"),
         notes=tuple(notes),
     )
@@ -288,6 +291,15 @@ def _evaluations(run: Path, notes: list[str]) -> Iterator[Evaluation]:
 def _evaluation_changes(run: Path, notes: list[str]) -> Iterator[EvaluationChange]:
     for line in _lines(changes_file(run), notes):
         yield EvaluationChange(line["rollout"], tuple(line["changes"]))
+
+
+def _sessions(run: Path, notes: list[str]) -> Sequence[Session]:
+    path = sessions_file(run)
+    try:
+        return list(paired(_lines(path, notes)))
+    except (KeyError, TypeError, ValueError):
+        notes.append(f"{path.name} cannot be read, so how the run ended is not known.")
+        return []
 
 
 def _findings(path: Path, notes: list[str]) -> tuple[Finding, ...] | None:

@@ -19,7 +19,7 @@ TERMINATED = 143
 OUT_OF_TIME = 124
 """After max_hours, as the command `timeout` has it."""
 CONDITION_MET = 4
-"""After a run that a condition of stop_on ended."""
+"""After a run whose evaluations met a condition of stop_on, which ended it or came at its end."""
 
 
 class GracefulStop:
@@ -44,6 +44,15 @@ class GracefulStop:
         if self._signal == signal.SIGINT:
             return INTERRUPTED
         return OUT_OF_TIME if self._signal is None and self._is_late() else TERMINATED
+
+    @property
+    def reason(self) -> str:
+        """Why the run was stopped."""
+        if self._signal == signal.SIGINT:
+            return "Ctrl-C"
+        if self._signal is not None:
+            return signal.Signals(self._signal).name
+        return "max_hours" if self._is_late() else "a signal to another rank"
 
     def _is_late(self) -> bool:
         return self._deadline is not None and time.time() > self._deadline

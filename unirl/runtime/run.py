@@ -47,6 +47,7 @@ from unirl.tracking.evaluations import comparable_since
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import read_rows
 from unirl.tracking.plots import save_costs, save_curves
+from unirl.tracking.sessions import SessionLog, State
 from unirl.tracking.tracker import Sink, Tracker
 from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints
@@ -98,9 +99,21 @@ def _run(config: RunConfig, stop: GracefulStop, resources: ExitStack, ranks: Ran
         _require_auto(config, done)
         logger.info("%s is complete: %d rollouts are done", directory.path, done)
         return TrainResult(done, config.num_rollouts, interrupted=False)
-    result = _train(config, directory, source.folder, console, stop, resources, ranks)
-    ranks.on_main(lambda: _finish(directory, result, console))
+    sessions = SessionLog(directory.path)
+    try:
+        result = _train(config, directory, source.folder, console, stop, resources, ranks, sessions)
+    except BaseException as error:
+        if ranks.is_main:
+            sessions.end(None, *_failure(error))
+        raise
+    ranks.on_main(lambda: _finish(directory, result, stop, sessions, console))
     return result
+
+
+def _failure(error: BaseException) -> tuple[State, str]:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "a second signal"
+    return "failed", f"{type(error).__name__}: {error}"
 
 
 def _claim(directory: RunDirectory, resources: ExitStack) -> Source:
@@ -151,6 +164,7 @@ def _train(
     stop: GracefulStop,
     resources: ExitStack,
     ranks: Ranks,
+    sessions: SessionLog,
 ) -> TrainResult:
     """Everything that can be refused is loaded before the first row is written."""
     prompts = ranks.together(lambda: load_all_prompts(config))
@@ -171,6 +185,7 @@ def _train(
     )
     start = checkpoints.restore()
     ranks.on_main(lambda: directory.begin(start, checkpoints.evaluation_changes))
+    ranks.on_main(lambda: sessions.begin(start))
     transitions = _transition_log(directory, ranks)
     resources.callback(transitions.close)
     sinks: list[Sink] = []
@@ -232,14 +247,23 @@ def _hint(directory: RunDirectory, result: TrainResult) -> str:
     return "nothing to save yet"
 
 
-def _finish(directory: RunDirectory, result: TrainResult, console: RunConsole) -> None:
+def _finish(
+    directory: RunDirectory,
+    result: TrainResult,
+    stop: GracefulStop,
+    sessions: SessionLog,
+    console: RunConsole,
+) -> None:
     """Curves, the report, and the before -> after table as the last lines."""
+    sessions.end(result.rollouts_done, *_ending(result, stop))
     rows = list(read_rows(directory.metrics_file))
     if rows:
         save_curves(directory.metrics_file, directory.path / "curves.png")
         save_costs(directory.metrics_file, directory.path / "costs.png")
-    if result.ended_by is not None:
+    if result.ended_by is not None and result.interrupted:
         logger.warning("stop_on=[%s] ended the run; with stop_on=[] it goes on", result.ended_by)
+    elif result.ended_by is not None:
+        logger.warning("stop_on=[%s] was met by the last evaluation", result.ended_by)
     if result.interrupted:
         logger.info("stopped after %d rollouts; %s", result.rollouts_done, _hint(directory, result))
     _write_report(directory.path)
@@ -251,6 +275,13 @@ def _finish(directory: RunDirectory, result: TrainResult, console: RunConsole) -
         changes = changes_between(directory.path, first, last)
     width = console.width if console.is_terminal else math.inf
     summary(evaluations, changes, directory.path, result.rollouts_done, width)
+
+
+def _ending(result: TrainResult, stop: GracefulStop) -> tuple[State, str]:
+    state: State = "interrupted" if result.interrupted else "finished"
+    if result.ended_by is not None:
+        return state, f"stop_on=[{result.ended_by}]"
+    return state, stop.reason if result.interrupted else ""
 
 
 def _write_report(directory: Path) -> None:

@@ -42,7 +42,7 @@ class TrainResult:
     num_rollouts: int
     interrupted: bool
     ended_by: str | None = None
-    """The condition of stop_on that was met, with rollouts still to do."""
+    """The condition of stop_on that was met, be it after the last rollout."""
 
 
 class DiffusionTrainer:
@@ -101,8 +101,7 @@ class DiffusionTrainer:
         interrupted = self._done < total or self._evaluation_dropped
         if interrupted and self._done > self._saved:
             self._save(self._done)
-        ended_by = self._met if self._done < total else None
-        return TrainResult(self._done, total, interrupted, ended_by)
+        return TrainResult(self._done, total, interrupted, self._met)
 
     def _run(self, start: int) -> None:
         config = self._config

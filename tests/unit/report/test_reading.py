@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from report_runs import read_lines, write_log, write_rows, write_run
+from report_runs import read_lines, write_log, write_rows, write_run, write_sessions
 
 from unirl.core.errors import UnirlError
 from unirl.report.outcome import outcome_of
@@ -112,24 +112,32 @@ def test_what_unirl_evaluate_left_is_called_by_its_name(tmp_path: Path, kept: li
         read_run(path)
 
 
-def test_the_log_tells_interruptions_and_resumes(tmp_path: Path) -> None:
+def test_sessions_tell_interruptions_and_resumes(tmp_path: Path) -> None:
     path = write_run(tmp_path / "twice")
-    begins = "INFO twice: training 0.2 of 2.1 M parameters of tiny, results in x"
-    first = [begins, "INFO stopped after 4 rollouts; go on with load_dir=x"]
-    write_log(path, [*first, begins, "INFO resumed from x/checkpoint-4 at rollout 4"])
+    write_sessions(path, (0, 4, "interrupted", "Ctrl-C"), (4, 12, "finished", ""))
     outcome = outcome_of(read_run(path))
     assert outcome.state == "finished"
+    assert outcome.sentence == "All 12 rollouts are done. Resumed 1 time, at rollout 4."
     assert outcome.resumed_at == (4,)
-    write_log(path, first)
-    assert outcome_of(read_run(path)).state == "interrupted"
-    write_log(path, [begins, "WARNING the run failed; its first 4 rollouts are saved"])
-    assert outcome_of(read_run(path)).state == "failed"
+    write_sessions(path, (0, 4, "interrupted", "max_hours"))
+    assert outcome_of(read_run(path)).sentence == "Interrupted after 4 rollouts by max_hours."
+    write_sessions(path, (0, None, "failed", "RewardError: no answer."))
+    failed = outcome_of(read_run(path))
+    assert (failed.state, failed.sentence) == (
+        "failed",
+        "Failed after 12 rollouts: RewardError: no answer.",
+    )
+    write_sessions(path, (0, 12, "finished", "stop_on=[hacking]"))
+    assert "stop_on=[hacking] was met" in outcome_of(read_run(path)).sentence
 
 
-def test_a_run_that_holds_its_folder_is_going_on_and_another_ended_early(tmp_path: Path) -> None:
+def test_a_run_that_holds_its_folder_is_going_on_and_another_was_killed(tmp_path: Path) -> None:
     path = write_run(tmp_path / "half")
     write_rows(path, read_lines(path / "metrics.jsonl")[:6])
-    assert outcome_of(read_run(path)).state == "ended early"
+    write_sessions(path, (0, 4, "interrupted", "SIGTERM"), (4, None, None, ""))
+    outcome = outcome_of(read_run(path))
+    assert outcome.state == "killed"
+    assert "it noted no end" in outcome.sentence
     with (path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert outcome_of(read_run(path)).state == "going on"

@@ -42,4 +42,3 @@ def test_it_is_refused_before_a_weight_is_read(
 )
 def test_what_it_makes_passes(family: str, release: str) -> None:
     require_makeable(config(family, release))
-
