@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 
-from unirl.cli.main import main
+from unirl.entry import main
 
 if __name__ == "__main__":
     exit_code = main(["train", *sys.argv[1:]])

@@ -95,9 +95,6 @@ def _run(argv: Sequence[str]) -> int:
                 return _recipes(args)
     except UnirlError as error:
         return _report(error)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted")
-        return 130
 
 
 def _drop_output() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from unirl import entry
 from unirl.cli.main import CLOSED_PIPE, main
 from unirl.core.errors import RewardError
 
@@ -129,7 +130,7 @@ def test_a_failed_or_interrupted_run_has_its_own_exit_code(
         raise error
 
     monkeypatch.setattr("unirl.cli.main._train", fail)
-    assert main(["train", "quickstart"]) == exit_code
+    assert entry.main(["train", "quickstart"]) == exit_code
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,34 @@ def test_answers_come_without_torch(words: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "unirl.train_diffusion"],
+        ["-c", "from unirl.entry import main; raise SystemExit(main())"],
+    ],
+)
+def test_ctrl_c_within_the_imports_ends_without_a_traceback(
+    words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'unirl.cli.check':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_help_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
