@@ -29,7 +29,7 @@ from unirl.runtime.build import build_host, build_reward, load_suite
 from unirl.runtime.export import require_empty
 from unirl.runtime.run_directory import write_config
 from unirl.runtime.trained import put_weights, take_one_device, untrained_model
-from unirl.tracking.console import RunConsole, progress_bar
+from unirl.tracking.activity import Activity
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import JsonlSink
 from unirl.tracking.tracker import Row, Tracker
@@ -66,23 +66,25 @@ def assess(
     require_empty(folder)
     if not config.reward or not config.reward.scorers:
         raise ConfigError("reward has no scorers, so there is nothing to evaluate. Give --scorer.")
-    device = take_one_device(config)
+    device, activity = take_one_device(config), Activity(config.logging.console)
     step = 0 if checkpoint is None else read_trainer_state(checkpoint).rollouts_done
     suites = tuple(load_suite(config, suite) for suite in asked_suites(config))
     num_prompts = {suite.name: len(suite) for suite in suites}
-    model = untrained_model(config, device)
-    evaluator = _evaluator(config, model, suites, device, folder)
+    with activity.doing(f"loading {config.model.path}"):
+        model = untrained_model(config, device)
+    with activity.doing("loading what scores"):
+        evaluator = _evaluator(config, model, suites, device, folder)
     write_config(config, folder / "config.yaml")
-    console, total = RunConsole(config.logging.console), sum(num_prompts.values())
+    total = sum(num_prompts.values())
     base: Mapping[str, float] = {}
     with Tracker([JsonlSink(folder / "metrics.jsonl")]) as tracker:
         if checkpoint is None or with_base:
-            bar = progress_bar(console, "untrained model", total)
+            bar = activity.counting("untrained model", total)
             base = _evaluated(evaluator, 0, tracker, bar)
         if checkpoint is None:
             return Assessment(num_prompts, base, {}, {})
         put_weights(model, config, checkpoint, shadow)
-        bar = progress_bar(console, checkpoint.name, total)
+        bar = activity.counting(checkpoint.name, total)
         metrics = _evaluated(evaluator, step, tracker, bar)
     changes = changes_between(folder, 0, step) if with_base else {}
     return Assessment(num_prompts, metrics, base, changes)

@@ -21,6 +21,7 @@ from unirl.models.condition_images import require_images
 from unirl.rollout.sampling import sample_with_model
 from unirl.runtime.export import require_empty
 from unirl.runtime.trained import put_weights, take_one_device, untrained_model
+from unirl.tracking.activity import Activity
 from unirl.tracking.files import replacing
 from unirl.tracking.media import save_before_after
 from unirl.trainer.evaluation import film_strips
@@ -58,17 +59,20 @@ def sample_checkpoint(
     output: new or empty.
     """
     require_empty(output)
-    device = take_one_device(config)
-    model = untrained_model(config, device)
+    device, activity = take_one_device(config), Activity(config.logging.console)
+    with activity.doing(f"loading {config.model.path}"):
+        model = untrained_model(config, device)
     request = _request(config, model, prompts, num_samples, images)
     written: list[Sampled] = []
     before = None
     if checkpoint is None or with_base:
-        before = _sample(model, config, request, device)
+        with activity.doing(f"sampling with the untrained model, {len(request)} in all"):
+            before = _sample(model, config, request, device)
         written += write_samples(before, request, output, "" if checkpoint is None else "base-")
     if checkpoint is not None:
         put_weights(model, config, checkpoint, shadow)
-        after = _sample(model, config, request, device)
+        with activity.doing(f"sampling with {checkpoint.name}, {len(request)} in all"):
+            after = _sample(model, config, request, device)
         written += write_samples(after, request, output, "")
         if before is not None:
             _write_pairs(before, after, request, output, config.logging.media_scale)

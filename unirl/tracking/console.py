@@ -16,20 +16,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -94,19 +87,6 @@ class _ForgivingFile:
         """What Python still holds would fail once more at exit, with an exit code of its own."""
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
-
-
-@contextmanager
-def progress_bar(console: Console, label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Takes how many of `total` prompts are done; gone at the end. A pipe gets nothing."""
-    columns = (
-        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
-        *(TextColumn("prompts"), TimeRemainingColumn()),
-    )
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda num_done: progress.update(task, completed=num_done)
 
 
 class ConsoleSink(Sink):

@@ -13,7 +13,6 @@ from unirl.tracking.console import (
     ConsoleSink,
     RunConsole,
     eval_line,
-    progress_bar,
     rollout_line,
     setup_logging,
     summary,
@@ -120,16 +119,6 @@ def test_the_live_display_fits_every_width_without_cutting_a_field(tmp_path, wid
         assert lines[1].split() == whole
         assert lines[0].endswith("0:20:36 left")
         assert "━" in lines[0]
-
-
-@pytest.mark.parametrize(("mode", "shown"), [("rich", True), ("plain", False), ("quiet", False)])
-def test_a_progress_bar_is_for_terminals(mode, shown):
-    output = io.StringIO()
-    with progress_bar(RunConsole(mode, output, width=80), "checkpoint-4", 64) as note_progress:
-        note_progress(40)
-        note_progress(64)
-    assert ("64/64" in output.getvalue()) == shown
-    assert shown or output.getvalue() == ""
 
 
 class Gone(io.StringIO):
