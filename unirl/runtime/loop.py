@@ -22,6 +22,7 @@ from unirl.residency.problem import ResidencyProblem
 from unirl.residency.timeline import plain_window, timeline
 from unirl.reward.service import RewardService
 from unirl.runtime.build import Prompts, Roles, pick_device
+from unirl.tracking.running import Running
 from unirl.tracking.tracker import Tracker
 from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.clock import MemoryMeter, NoMeter, PhaseClock
@@ -47,13 +48,14 @@ def build_trainer(
     progress: Progress,
     train: Callable[[PhaseClock], TrainRole] | None = None,
     overlap_bytes: int | None = None,
+    running: Running | None = None,
 ) -> DiffusionTrainer:
     """Wire the loop around loaded roles; what `train` gives stands before the stack."""
     meter = _meter(config)
     planner = build_planner(config, roles, rule, moves, meter, ranks, overlap_bytes)
     require_same_settings({"residency plan": planner.plan}, ranks)
     forwards = ForwardCount([roles.stack.model.network, *roles.engine.networks])
-    clock = PhaseClock(meter, moves.phase_ended, forwards.totals)
+    clock = PhaseClock(meter, moves.phase_ended, forwards.totals, running)
     phases = Phases(roles.engine, roles.reward, roles.sync, planner, clock, ranks)
     requests = RequestFactory(config, roles.stack.model, make_algorithm(config.algorithm))
     return DiffusionTrainer(

@@ -47,6 +47,7 @@ from unirl.tracking.evaluations import comparable_since
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import read_rows
 from unirl.tracking.plots import save_costs, save_curves
+from unirl.tracking.running import Running
 from unirl.tracking.sessions import SessionLog, State
 from unirl.tracking.tracker import Sink, Tracker
 from unirl.trainer.archive import EvaluationArchive
@@ -189,12 +190,14 @@ def _train(
     transitions = _transition_log(directory, ranks)
     resources.callback(transitions.close)
     sinks: list[Sink] = []
+    running = Running()
     if ranks.is_main:
         sinks = build_sinks(
             config,
             directory,
             console,
             checkpoints,
+            running,
             saved_run_id,
             start,
             roles.stack.weight_version,
@@ -215,6 +218,7 @@ def _train(
             checkpoints.progress,
             lambda clock: examined_first(config, roles, directory.path, ranks, clock),
             overlap_bytes=overlap_bytes(config, problem),
+            running=running,
         )
         return trainer.train(start)
 

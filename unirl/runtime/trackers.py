@@ -10,6 +10,7 @@ from unirl.runtime.run_directory import RunDirectory
 from unirl.tracking.background import BackgroundSink
 from unirl.tracking.console import ConsoleSink, RunConsole
 from unirl.tracking.jsonl import JsonlSink
+from unirl.tracking.running import Running
 from unirl.tracking.tensorboard_sink import TensorBoardSink
 from unirl.tracking.time_left import TimeLeft
 from unirl.tracking.tracker import Sink
@@ -24,6 +25,7 @@ def build_sinks(
     directory: RunDirectory,
     console: RunConsole,
     checkpoints: Checkpoints,
+    running: Running,
     saved_wandb_run_id: str | None,
     start: int,
     optimizer_step: int,
@@ -47,10 +49,12 @@ def build_sinks(
         trackers["wandb"] = wandb
     record = JsonlSink(directory.metrics_file)
     background = [BackgroundSink(name, sink) for name, sink in trackers.items()]
-    return [record, _console_sink(config, console, start), *background]
+    return [record, _console_sink(config, console, start, running), *background]
 
 
-def _console_sink(config: RunConfig, console: RunConsole, start: int) -> ConsoleSink:
+def _console_sink(
+    config: RunConfig, console: RunConsole, start: int, running: Running
+) -> ConsoleSink:
     return ConsoleSink(
         console,
         config.num_rollouts,
@@ -58,6 +62,7 @@ def _console_sink(config: RunConfig, console: RunConsole, start: int) -> Console
         evaluation_params(config),
         config.eval_samples_per_prompt,
         TimeLeft(config.num_rollouts, start, config.evaluation_is_due, config.save_is_due),
+        running,
     )
 
 

@@ -14,22 +14,22 @@ import logging
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from unirl.core.types import SamplingParams
 from unirl.tracking.files import output_errors
 from unirl.tracking.intervals import Interval
+from unirl.tracking.line_fields import LINE_FIELDS, fields
+from unirl.tracking.live_display import LiveDisplay
+from unirl.tracking.running import Running
 from unirl.tracking.time_left import TimeLeft
 from unirl.tracking.tracker import Panel, Row, Sink
 
@@ -39,9 +39,6 @@ _rollout_log = logging.getLogger("unirl.rollout_lines")
 _summary_log = logging.getLogger("unirl.summary")
 
 ConsoleMode = Literal["auto", "rich", "plain", "quiet"]
-_PHASES = ("rollout", "reward", "sync", "train", "evaluate", "save")
-_MIN_BAR_WIDTH = 8
-_MIN_WIDTH_FOR_ELAPSED = 60
 
 
 class RunConsole(Console):
@@ -100,6 +97,7 @@ class ConsoleSink(Sink):
         eval_sampling: SamplingParams,
         eval_samples_per_prompt: int,
         time_left: TimeLeft,
+        running: Running,
     ) -> None:
         self._num_rollouts = num_rollouts
         self._eval_settings = (
@@ -107,7 +105,7 @@ class ConsoleSink(Sink):
             f"{eval_sampling.width}x{eval_sampling.height}, "
             f"cfg={eval_sampling.guidance_scale:g} eta={eval_sampling.eta:g}"
         )
-        self._display = _Display(num_rollouts, first_rollout, time_left)
+        self._display = LiveDisplay(num_rollouts, first_rollout, time_left, running)
         self._live = Live(self._display, console=console, auto_refresh=False)
         if console.is_terminal:
             self._live = Live(self._display, console=console, refresh_per_second=4)
@@ -124,91 +122,13 @@ class ConsoleSink(Sink):
         """Pictures do not fit into a console."""
 
     def close(self) -> None:
+        self._display.end()
         self._live.stop()
-
-
-class _Display:
-    """Three lines: how far the run is, what it learns, where the time goes.
-
-    A narrow terminal gets fewer fields, none of them cut.
-    """
-
-    def __init__(self, num_rollouts: int, first_rollout: int, time_left: TimeLeft) -> None:
-        self._num_rollouts = num_rollouts
-        self._done = first_rollout
-        self._time_left = time_left
-        self._began = time.monotonic()
-        self._ends_at: float | None = None
-        self._numbers: list[str] = []
-        self._phases: list[str] = []
-
-    def add(self, row: Row) -> None:
-        self._time_left.add(row)
-        seconds = self._time_left.seconds()
-        self._ends_at = None if seconds is None else time.monotonic() + seconds
-        if row.kind == "rollout":
-            self._done = row.rollouts_done
-            # Over resumes: this start's own clock would begin anew.
-            so_far = row.metrics.get("progress/wall_seconds", 0.0)
-            self._began = min(self._began, time.monotonic() - so_far)
-            self._numbers = list(_fields(row.metrics, _BAR_FIELDS))
-            self._phases = list(_phase_fields(row.metrics))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width
-        yield self._how_far(width)
-        for fields in (self._numbers, self._phases):
-            if fields:
-                yield Text(_fit(fields, width), no_wrap=True)
-
-    def _how_far(self, width: int) -> Table | Text:
-        now = time.monotonic()
-        done = f"rollout {self._done}/{self._num_rollouts}"
-        seconds_left = 0.0 if self._ends_at is None else self._ends_at - now
-        left = f"{_clock(seconds_left)} left" if seconds_left > 0 else ""
-        times = [f"{_clock(now - self._began)} so far"] if width >= _MIN_WIDTH_FOR_ELAPSED else []
-        right = ", ".join([*times, *([left] if left else [])])
-        bar_width = width - len(done) - len(right) - (2 if right else 1)
-        if bar_width < _MIN_BAR_WIDTH:
-            return Text(_fit([done, left], width), no_wrap=True)
-        line = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-        bar = ProgressBar(self._num_rollouts, self._done, width=bar_width)
-        line.add_row(done, bar, right)
-        return line
-
-
-def _phase_fields(metrics: Mapping[str, float]) -> Iterator[str]:
-    """Seconds of one window, and of an evaluation or save before it; parts of others are not
-    repeated."""
-    for phase in _PHASES:
-        seconds = metrics.get(f"perf/{phase}_seconds")
-        if seconds is not None and seconds >= 0.005:
-            yield f"{phase}={seconds:.2f}s" if seconds < 10 else f"{phase}={seconds:.0f}s"
-
-
-def _fit(fields: Iterable[str], width: int) -> str:
-    """As many whole fields as there is room for."""
-    line = ""
-    for field in fields:
-        longer = f"{line} {field}" if line else field
-        if len(longer) > width:
-            break
-        line = longer
-    return line
-
-
-def _clock(seconds: float) -> str:
-    """ "1:02:03"; at least 0."""
-    minutes, second = divmod(max(0, round(seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}"
 
 
 def rollout_line(row: Row, num_rollouts: int) -> str:
     """`rollout i/N  reward=... loss=...`, with the fields that the row has."""
-    return (
-        f"rollout {row.rollout + 1}/{num_rollouts}  {' '.join(_fields(row.metrics, _LINE_FIELDS))}"
-    )
+    return f"rollout {row.rollout + 1}/{num_rollouts}  {' '.join(fields(row.metrics, LINE_FIELDS))}"
 
 
 def eval_line(row: Row, settings: str) -> str:
@@ -338,38 +258,3 @@ class _ConsoleHandler(logging.Handler):
         text = Text(level + self.format(record), style=style.get(record.levelno, "red"))
         # A pipe gets whole lines, for grep; a terminal gets them wrapped between words.
         self._console.print(text, soft_wrap=not self._console.is_terminal)
-
-
-def _ratio_mean(metrics: Mapping[str, float]) -> str:
-    """Clip ranges go down to 1e-5, so near 1 the deviation from it is printed instead of leading
-    digits that never change."""
-    deviation = metrics["train/ratio_mean"] - 1
-    if deviation == 0:
-        return "1"
-    return f"1{deviation:+.1e}" if abs(deviation) < 1e-2 else f"{1 + deviation:.4f}"
-
-
-def _ratio(metrics: Mapping[str, float]) -> str:
-    return f"{_ratio_mean(metrics)}±{metrics['train/ratio_std']:.1e}"
-
-
-_Field = tuple[str, str, Callable[[Mapping[str, float]], str]]
-"""Label, the metric that must be there, and how it is printed."""
-
-_REWARD: _Field = ("reward", "rollout/reward_mean", lambda m: f"{m['rollout/reward_mean']:.3f}")
-_CLIP: _Field = ("clip", "train/clip_fraction", lambda m: f"{m['train/clip_fraction']:.2f}")
-_NORM: _Field = ("gn", "train/grad_norm", lambda m: f"{m['train/grad_norm']:.3g}")
-_BAR_FIELDS = (_REWARD, _NORM, ("ratio", "train/ratio_mean", _ratio_mean), _CLIP)
-_LINE_FIELDS = (
-    _REWARD,
-    ("loss", "train/loss", lambda m: f"{m['train/loss']:.3g}"),
-    _NORM,
-    ("lr", "train/lr", lambda m: f"{m['train/lr']:.1e}"),
-    ("ratio", "train/ratio_mean", _ratio),
-    _CLIP,
-)
-
-
-def _fields(metrics: Mapping[str, float], fields: tuple[_Field, ...]) -> Iterator[str]:
-    """The fields whose metric was logged: an algorithm without a ratio shows none."""
-    return (f"{label}={show(metrics)}" for label, name, show in fields if name in metrics)

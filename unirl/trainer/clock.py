@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+from unirl.tracking.running import Running
+
 
 class MemoryMeter(Protocol):
     """The device's own account of allocated bytes."""
@@ -46,12 +48,14 @@ class PhaseClock:
         meter: MemoryMeter,
         ended: Callable[[str, float], None] = lambda name, seconds: None,
         totals: Callable[[], Mapping[str, int]] = dict,
+        running: Running | None = None,
     ) -> None:
         """`ended` is told the name and the seconds of every phase that is over; `totals` gives
-        counts so far, whose growth in each phase is a metric."""
+        counts so far, whose growth in each phase is a metric; `running` is kept up to date."""
         self._meter = meter
         self._ended = ended
         self._totals = totals
+        self._running = Running() if running is None else running
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
         self._peaks: defaultdict[str, int] = defaultdict(int)
@@ -63,9 +67,11 @@ class PhaseClock:
         started, before = time.perf_counter(), self._totals()
         self._note_peak()
         self._open.append(0)
+        self._running.begin(name)
         try:
             yield
         finally:
+            self._running.end()
             seconds = time.perf_counter() - started
             self._note_peak()
             self._peaks[name] = max(self._peaks[name], self._open.pop())

@@ -18,6 +18,7 @@ from unirl.tracking.console import (
     summary,
 )
 from unirl.tracking.intervals import Interval
+from unirl.tracking.running import Running
 from unirl.tracking.time_left import TimeLeft
 from unirl.tracking.tracker import Row, Tracker
 
@@ -63,7 +64,7 @@ def show(tmp_path, mode: ConsoleMode, rows=(ROLLOUT, EVAL), width=80, file=None)
     console = RunConsole(mode, output, width)
     setup_logging(tmp_path, console)
     left = TimeLeft(100, 11, lambda done: False, lambda done: False)
-    sink = ConsoleSink(console, 100, 11, EVAL_SAMPLING, 4, left)
+    sink = ConsoleSink(console, 100, 11, EVAL_SAMPLING, 4, left, Running())
     with Tracker([sink]) as tracker:
         for row in rows:
             tracker.log(row)
@@ -74,7 +75,7 @@ def show(tmp_path, mode: ConsoleMode, rows=(ROLLOUT, EVAL), width=80, file=None)
 
 
 def last_screen(text: str) -> list[str]:
-    """The three lines of the live display as they stay, without control codes."""
+    """The lines of the live display as they stay, without control codes."""
     after_the_last_erasure = text.rpartition("\x1b[2K")[2]
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", after_the_last_erasure).splitlines()[:3]
 
@@ -104,6 +105,7 @@ def test_the_live_display_has_numbers_phases_and_times(tmp_path):
     assert how_far.endswith("1:00:00 so far, 0:20:36 left")
     assert numbers == "reward=0.512 gn=0.821 ratio=1 clip=0.12"
     assert phases == "rollout=1.50s reward=0.25s train=12s evaluate=4.00s"
+    assert "now between phases" in text
     assert "EVAL step 12" in text
     assert "lifecycle residency: train offload" in text
     assert "loss=" not in text, "the rollout's line would scroll the display away"
