@@ -81,12 +81,14 @@ def best_metric(config: RunConfig) -> Iterator[Problem]:
 
 
 def stop_conditions(config: RunConfig) -> Iterator[Problem]:
-    if "hacking" in config.stop_on and not (config.eval_interval and config.eval_rewards):
-        lacking = "eval_rewards is empty" if config.eval_interval else "eval_interval is 0"
+    watches = config.eval_interval and (config.eval_rewards or config.eval_suites)
+    if "hacking" in config.stop_on and not watches:
+        empty = "eval_rewards and eval_suites are empty"
+        lacking = empty if config.eval_interval else "eval_interval is 0"
         yield Problem(
             "stop_on",
-            f"has hacking, but {lacking}, so no judge can see it. "
-            "Set eval_interval and eval_rewards, or stop_on=[].",
+            f"has hacking, but {lacking}, so nothing can see it. "
+            "Set eval_interval and eval_rewards or eval_suites, or stop_on=[].",
         )
 
 

@@ -149,6 +149,9 @@ METRICS: Mapping[str, Metric] = {
     "eval/<suite>/reward_ci95": Metric("reward", "half the 95 % interval of that mean"),
     "eval/<suite>/<component>_mean": Metric("score", "mean of one of its scorers, unweighted"),
     "eval/<suite>/<component>_ci95": Metric("score", "half the 95 % interval of that mean"),
+    "eval/<suite>/hacking_alarm_<scorer>": Metric(
+        "0 or 1", "since this scorer thought best of the model the held-out reward rose and it fell"
+    ),
     "eval/<suite>/num_samples": Metric("samples", "samples of the suite with a reward"),
     # memory/: the device's own account, where it has one
     "memory/<phase>_peak_bytes": Metric("bytes", "most that was allocated during the phase"),

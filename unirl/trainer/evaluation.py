@@ -32,7 +32,7 @@ class Evaluation:
     metrics: dict[str, float]
     panels: list[Panel]
     is_hacked: bool
-    """The reward rose while a judge fell, see `tracking.hacking`."""
+    """The reward rose while a score that it does not see fell, see `tracking.hacking`."""
 
 
 class Evaluator:
@@ -89,7 +89,7 @@ class Evaluator:
         for suite in evaluated:
             metrics |= evaluation_metrics(suite.name, suite.samples)
         panels, moved = self._phases.ranks.on_main(lambda: self._keep(step, evaluated))
-        metrics |= {f"eval/hacking_alarm_{d.judge}": float(d.is_alarm) for d in moved}
+        metrics |= {d.metric: float(d.is_alarm) for d in moved}
         return Evaluation(metrics, panels, is_hacked=any(d.is_alarm for d in moved))
 
     def _keep(
