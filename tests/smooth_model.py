@@ -71,7 +71,7 @@ class SmoothModel:
         scale = sampling.guidance_scale
         return classifier_free(self.velocity, latents, sigma, conditioning, negative, scale)
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         return torch.sigmoid(latents.flatten(1) @ self._decoder).view(-1, 3, 2, 2)
 
 

@@ -125,7 +125,7 @@ class RewardObjective:
         self, model: DiffusionModel, rows: AnchoredRows, clean: Tensor, velocity: Tensor
     ) -> RowLosses:
         """Of clean latents [R, *latent] and the velocities [R, K, *latent] that led there."""
-        images = model.pixels(clean)
+        images = model.pixels(clean, rows.kept.sampling)
         reward = self._reward(images, rows.kept.row_records)
         loss = -reward if self._cap is None else (self._cap - reward).clamp(min=0)
         details = {"reward": reward, "saturated": _saturated(images)}

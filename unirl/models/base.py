@@ -171,17 +171,14 @@ class DiffusionModel(ABC):
         return classifier_free(self.velocity, latents, sigma, conditioning, negative, scale)
 
     @abstractmethod
-    def pixels(self, latents: Tensor) -> Tensor:
-        """[B, 3, H, W] float32 images in [0, 1] of clean latents [B, *latent], with gradient.
-
-        Of videos [B, F, 3, H, W].
-        """
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
+        """[B, 3, H, W] float32 images in [0, 1] of clean latents [B, *latent], with gradient; of
+        videos [B, F', 3, H, W], the frames of sampling.decoded_frames."""
 
     @torch.no_grad()
     def decode(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
-        """[B, 3, H, W] uint8 images of clean latents [B, *latent]; of videos [B, F', 3, H, W], the
-        frames of sampling.decoded_frames."""
-        return (self.pixels(latents) * 255).round().to(torch.uint8)
+        """`pixels` as uint8."""
+        return (self.pixels(latents, sampling) * 255).round().to(torch.uint8)
 
     def latents_of(self, images: Tensor) -> Tensor:
         """[B, *latent] float32 clean latents of images [B, 3, H, W] uint8: the way back; of videos

@@ -98,7 +98,7 @@ class FluxFamily(PipelineModel):
         own = velocity[:, : rows * columns].float()
         return unpacked(own, rows * PATCH, columns * PATCH)
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         vae = self.pipeline.vae
         scaled = latents / vae.config["scaling_factor"] + vae.config["shift_factor"]
         decoded = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]

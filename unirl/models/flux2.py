@@ -82,7 +82,7 @@ class Flux2Family(PipelineModel):
             )
         return velocity.float().transpose(1, 2).unflatten(2, (rows, columns))
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         vae = self.pipeline.vae
         mean, std = self._latent_statistics()
         decoded = vae.decode(

@@ -32,6 +32,7 @@ from unirl.models.base import DiffusionModel, LoadSettings
 from unirl.models.flow_match import from_one_to_zero
 from unirl.models.lora import merge_adapter
 from unirl.models.lora_export import write_lora
+from unirl.models.video_frames import chosen_frames
 
 NETWORK = "transformer"
 LARGEST_DIFFERENCE = 1e-2
@@ -158,16 +159,16 @@ class GenericModel(DiffusionModel):
             velocity = velocity.index_put((rows.to(latents.device),), answer.velocity.float())
         return velocity
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         """By the pipeline's own end: its call with a scheduler that returns these latents."""
-        height, width, frames = self._last_size
+        size = (sampling.height, sampling.width, sampling.num_frames)
         self._held.decode(latents)
         with self._scheduled(self._held):
-            output = self._run([""] * len(latents), latents, 1.0, (height, width, frames), "pt", 1)
-        return output[0].float() if isinstance(output, tuple) else output
+            output = self._run([""] * len(latents), latents, 1.0, size, "pt", 1)
+        made = output[0].float() if isinstance(output, tuple) else output
+        return chosen_frames(made, sampling.decoded_frames) if made.ndim == 5 else made
 
     def latent_shape(self, sampling: SamplingParams) -> tuple[int, ...]:
-        self._last_size = (sampling.height, sampling.width, sampling.num_frames)
         return self._probe(sampling, None).sample.shape[1:]
 
     def sigmas(self, sampling: SamplingParams) -> tuple[float, ...]:

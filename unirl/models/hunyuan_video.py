@@ -25,7 +25,7 @@ from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.diffusers_folder import PipelineParts
 from unirl.models.flow_match import linear_grid, scheduler_sigmas
 from unirl.models.pipeline_model import PipelineModel
-from unirl.models.video_frames import decoded_video, num_latent_frames
+from unirl.models.video_frames import decoded_one_by_one, num_latent_frames, video_pixels
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,14 @@ class HunyuanVideoModel(PipelineModel):
             )
         return velocity.float()
 
-    def pixels(self, latents: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        scaled = latents.to(vae.dtype) / vae.config["scaling_factor"]
-        decoded = vae.decode(scaled, return_dict=False)[0]
-        return self.pipeline.video_processor.postprocess_video(decoded, output_type="pt").float()
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
+        return video_pixels(
+            self._frames, latents, sampling.decoded_frames, first_frame_stands_alone=False
+        )
 
     @torch.no_grad()
     def decode(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
-        return decoded_video(
-            self.pixels, latents, sampling.decoded_frames, first_frame_stands_alone=False
-        )
+        return decoded_one_by_one(self.pixels, latents, sampling)
 
     @torch.no_grad()
     def latents_of(self, images: Tensor) -> Tensor:
@@ -137,6 +134,13 @@ class HunyuanVideoModel(PipelineModel):
             torch.full((batch,), sampling.guidance_scale),
         )
         return conditioning.to(next(self.network.parameters()).device)
+
+    def _frames(self, latents: Tensor) -> Tensor:
+        """[B, F, 3, H, W] in [0, 1]."""
+        vae = self.pipeline.vae
+        scaled = latents.to(vae.dtype) / vae.config["scaling_factor"]
+        decoded = vae.decode(scaled, return_dict=False)[0]
+        return self.pipeline.video_processor.postprocess_video(decoded, output_type="pt").float()
 
     @property
     def _is_guided(self) -> bool:

@@ -31,7 +31,7 @@ from unirl.models.diffusers_folder import DiffusersFolder, PipelineParts
 from unirl.models.flow_match import linear_grid, scheduler_sigmas
 from unirl.models.lora_export import write_lora
 from unirl.models.pipeline_model import PipelineModel
-from unirl.models.video_frames import decoded_video, num_latent_frames
+from unirl.models.video_frames import decoded_one_by_one, num_latent_frames, video_pixels
 from unirl.samplers.guidance import classifier_free_apart
 
 IMAGE_TOKENS = 729
@@ -160,18 +160,14 @@ class HunyuanVideo15Model(PipelineModel):
         scale = sampling.guidance_scale
         return classifier_free_apart(self.velocity, latents, sigma, conditioning, negative, scale)
 
-    def pixels(self, latents: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        scaled = latents.to(vae.dtype) / vae.config["scaling_factor"]
-        # One by one: diffusers' attention mask in this VAE does not fit to a batch.
-        decoded = torch.cat([vae.decode(one, return_dict=False)[0] for one in scaled.split(1)])
-        return self.pipeline.video_processor.postprocess_video(decoded, output_type="pt").float()
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
+        return video_pixels(
+            self._frames, latents, sampling.decoded_frames, first_frame_stands_alone=True
+        )
 
     @torch.no_grad()
     def decode(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
-        return decoded_video(
-            self.pixels, latents, sampling.decoded_frames, first_frame_stands_alone=True
-        )
+        return decoded_one_by_one(self.pixels, latents, sampling)
 
     @torch.no_grad()
     def latents_of(self, images: Tensor) -> Tensor:
@@ -208,3 +204,11 @@ class HunyuanVideo15Model(PipelineModel):
             torch.ones(batch, GLYPH_TOKENS),
         )
         return conditioning.to(next(self.network.parameters()).device)
+
+    def _frames(self, latents: Tensor) -> Tensor:
+        """[B, F, 3, H, W] in [0, 1]."""
+        vae = self.pipeline.vae
+        scaled = latents.to(vae.dtype) / vae.config["scaling_factor"]
+        # One by one: diffusers' attention mask in this VAE does not fit to a batch.
+        decoded = torch.cat([vae.decode(one, return_dict=False)[0] for one in scaled.split(1)])
+        return self.pipeline.video_processor.postprocess_video(decoded, output_type="pt").float()

@@ -31,7 +31,7 @@ from unirl.models.diffusers_folder import PipelineParts
 from unirl.models.flow_match import linear_grid, resolution_shift, scheduler_sigmas
 from unirl.models.on_meta import BlankTokenizer
 from unirl.models.pipeline_model import PipelineModel
-from unirl.models.video_frames import decoded_video, num_latent_frames
+from unirl.models.video_frames import decoded_one_by_one, num_latent_frames, video_pixels
 
 FRAMES_PER_SECOND = 24.0
 """Of the videos that are made, as the pipeline has it unless told otherwise."""
@@ -119,20 +119,16 @@ class Ltx2Model(PipelineModel):
             )
         return torch.cat([stream.float() for stream in both], dim=1)
 
-    def pixels(self, latents: Tensor) -> Tensor:
-        """Raises ModelError: tokens alone do not say how wide and long the video is."""
-        raise ModelError(
-            "rewards cannot be differentiated through the decoder of model.family=ltx2. Set an "
-            "algorithm.path that trains on rewards alone."
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
+        grid = self._grid(sampling)
+        video = latents[:, : prod(grid)].transpose(1, 2).unflatten(2, grid)
+        return video_pixels(
+            self._frames, video, sampling.decoded_frames, first_frame_stands_alone=False
         )
 
     @torch.no_grad()
     def decode(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
-        grid = self._grid(sampling)
-        video = latents[:, : prod(grid)].transpose(1, 2).unflatten(2, grid)
-        return decoded_video(
-            self._frames, video, sampling.decoded_frames, first_frame_stands_alone=False
-        )
+        return decoded_one_by_one(self.pixels, latents, sampling)
 
     def latent_shape(self, sampling: SamplingParams) -> tuple[int, ...]:
         """Raises ModelError for sizes that are no whole number of tokens, and for a network whose

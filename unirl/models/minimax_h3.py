@@ -42,7 +42,7 @@ from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.diffusers_folder import PipelineParts
 from unirl.models.flow_match import scheduler_sigmas
 from unirl.models.pipeline_model import PipelineModel
-from unirl.models.video_frames import decoded_video
+from unirl.models.video_frames import decoded_one_by_one, video_pixels
 
 TEXT_LAYER = 50
 """The hidden state of Qwen3-VL that the network was trained on."""
@@ -136,24 +136,20 @@ class MiniMaxH3Model(PipelineModel):
         )
         return torch.stack([self._velocity_of_one(*sample) for sample in samples])
 
-    def pixels(self, latents: Tensor) -> Tensor:
-        """Raises ModelError: rows alone do not say how wide and long the video is."""
-        raise ModelError(
-            "rewards cannot be differentiated through the decoder of model.family=minimax_h3. Set "
-            "an algorithm.path that trains on rewards alone."
-        )
-
-    @torch.no_grad()
-    def decode(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         frames, height, width = self._grid(sampling)
         _, patch_height, patch_width = self._config["patch_size"]
         rows = latents[:, : self._num_video_values(sampling)].unflatten(
             1, (frames, height, width, -1, patch_height, patch_width)
         )
         video = rows.permute(0, 4, 1, 2, 5, 3, 6).flatten(5, 6).flatten(3, 4)
-        return decoded_video(
+        return video_pixels(
             self._frames, video, sampling.decoded_frames, first_frame_stands_alone=False
         )
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
+        return decoded_one_by_one(self.pixels, latents, sampling)
 
     def latent_shape(self, sampling: SamplingParams) -> tuple[int, ...]:
         """Raises ModelError for sizes and lengths that it does not make, and for guidance."""

@@ -80,7 +80,7 @@ class QwenFlowModel(PipelineModel):
         tokens = packed(guided)
         return unpacked(tokens * (length / tokens.norm(dim=-1, keepdim=True)), height, width)
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         vae = self.pipeline.vae
         mean, std = self._latent_statistics(latents.device, vae.dtype)
         scaled = latents.unsqueeze(2).to(vae.dtype) / (1 / std) + mean

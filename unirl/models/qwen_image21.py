@@ -143,7 +143,7 @@ class QwenImage21Model(PipelineModel):
         own = velocity[:, -height * width :].float()
         return own.transpose(1, 2).unflatten(2, (height, width))
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         vae = self.pipeline.vae
         mean, std = self._latent_statistics()
         scaled = latents.unsqueeze(2).to(vae.dtype) * std + mean

@@ -97,7 +97,7 @@ class SanaModel(PipelineModel):
             )
         return velocity.float()
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config["scaling_factor"]
         decoded = vae.decode(scaled, return_dict=False)[0]

@@ -205,8 +205,8 @@ class EncodedBefore(DiffusionModel):
     ) -> Tensor:
         return self._model.guided_velocity(latents, sigma, conditioning, negative, sampling)
 
-    def pixels(self, latents: Tensor) -> Tensor:
-        return self._model.pixels(latents)
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
+        return self._model.pixels(latents, sampling)
 
     def decode(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         return self._model.decode(latents, sampling)

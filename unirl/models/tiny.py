@@ -108,7 +108,7 @@ class TinyModel(DiffusionModel):
         ):
             return self._network(latents, sigma, conditioning.token_ids).float()
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         return (latents.clamp(-1, 1) + 1) / 2
 
     def latents_of(self, images: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class UNetModel(PipelineModel):
             prediction = self.prediction(x, self.levels.timesteps(sigma), conditioning)
         return self.levels.velocity(x, prediction.float(), sigma)
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         vae = self.pipeline.vae
         scaled = latents / vae.config["scaling_factor"]
         decoded = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]

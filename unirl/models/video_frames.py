@@ -1,7 +1,7 @@
 """Which frames of videos become pixels, as `sampling.decoded_frames` asks.
 
-In go clean latents and a family's decoder, out come uint8 frames. Samples are decoded one by one
-and only the frames that were asked for are kept, as uint8, so memory is that of one video.
+In go clean latents and a family's decoder, out come frames: as numbers with a gradient, or as
+uint8, decoded one by one so that memory is that of one video.
 """
 
 from __future__ import annotations
@@ -15,28 +15,38 @@ from unirl.core.errors import ModelError
 from unirl.core.types import SamplingParams
 
 
-def decoded_video(
-    pixels: Callable[[Tensor], Tensor],
+def video_pixels(
+    all_frames: Callable[[Tensor], Tensor],
     latents: Tensor,
     wanted: str | int,
     *,
     first_frame_stands_alone: bool,
 ) -> Tensor:
-    """[B, F', 3, H, W] uint8 frames of latents [B, C, f, h, w]: "all", "first" or every n-th.
+    """[B, F', 3, H, W] frames in [0, 1] of latents [B, C, f, h, w], as `chosen_frames` has them.
 
-    pixels: latents [1, C, f, h, w] -> [1, F, 3, H, W] in [0, 1]. Where the first frame does not
+    all_frames: latents [B, C, f, h, w] -> [B, F, 3, H, W] in [0, 1]. Where the first frame does not
     depend on later latents (a causal decoder), "first" decodes nothing else.
     """
     if wanted == "first" and first_frame_stands_alone:
         latents = latents[:, :, :1]
+    return chosen_frames(all_frames(latents), wanted)
+
+
+def decoded_one_by_one(
+    pixels: Callable[[Tensor, SamplingParams], Tensor], latents: Tensor, sampling: SamplingParams
+) -> Tensor:
+    """[B, F', 3, H, W] uint8: what `pixels` gives for latents [1, *latent], for all B of them."""
     videos = []
     for one in latents.split(1):
-        frames = _chosen(pixels(one), wanted)
-        videos.append((frames * 255).round().to(torch.uint8))
+        videos.append((pixels(one, sampling) * 255).round().to(torch.uint8))
     return torch.cat(videos)
 
 
-def _chosen(frames: Tensor, wanted: str | int) -> Tensor:
+def chosen_frames(frames: Tensor, wanted: str | int) -> Tensor:
+    """[B, F', 3, H, W] of all frames [B, F, 3, H, W]: "all", "first" or every n-th.
+
+    Raises ModelError for anything else.
+    """
     match wanted:
         case "all":
             return frames

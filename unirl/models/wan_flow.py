@@ -27,7 +27,7 @@ from unirl.models.flow_match import scheduler_sigmas, whole_timesteps
 from unirl.models.lora import adapter_parameters
 from unirl.models.lora_export import write_lora
 from unirl.models.pipeline_model import PipelineModel
-from unirl.models.video_frames import decoded_video, num_latent_frames
+from unirl.models.video_frames import decoded_one_by_one, num_latent_frames, video_pixels
 from unirl.samplers.guidance import classifier_free_apart
 
 SCHEDULERS: Mapping[str, Any] = {
@@ -106,18 +106,14 @@ class WanFlowModel(PipelineModel):
         scales = self._guidance_scales(sigma, sampling).view(-1, 1, 1, 1, 1)
         return classifier_free_apart(self.velocity, latents, sigma, conditioning, negative, scales)
 
-    def pixels(self, latents: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        mean, inverse_std = self._latent_statistics(latents.device)
-        scaled = latents.to(vae.dtype) / inverse_std + mean
-        decoded = vae.decode(scaled, return_dict=False)[0]
-        return self.pipeline.video_processor.postprocess_video(decoded, output_type="pt").float()
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
+        return video_pixels(
+            self._frames, latents, sampling.decoded_frames, first_frame_stands_alone=True
+        )
 
     @torch.no_grad()
     def decode(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
-        return decoded_video(
-            self.pixels, latents, sampling.decoded_frames, first_frame_stands_alone=True
-        )
+        return decoded_one_by_one(self.pixels, latents, sampling)
 
     @torch.no_grad()
     def latents_of(self, images: Tensor) -> Tensor:
@@ -146,6 +142,14 @@ class WanFlowModel(PipelineModel):
         """[batch, max_sequence_length, D] random embeddings, on the CPU."""
         width = self.folder.config("transformer")["text_dim"]
         return torch.randn(batch, self.settings.max_sequence_length, width, generator=generator)
+
+    def _frames(self, latents: Tensor) -> Tensor:
+        """[B, F, 3, H, W] in [0, 1]."""
+        vae = self.pipeline.vae
+        mean, inverse_std = self._latent_statistics(latents.device)
+        scaled = latents.to(vae.dtype) / inverse_std + mean
+        decoded = vae.decode(scaled, return_dict=False)[0]
+        return self.pipeline.video_processor.postprocess_video(decoded, output_type="pt").float()
 
     @property
     def _has_experts(self) -> bool:

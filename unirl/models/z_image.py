@@ -104,7 +104,7 @@ class ZImageModel(PipelineModel):
         conditional, unconditional = pair.chunk(2)
         return conditional + sampling.guidance_scale * (conditional - unconditional)
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, sampling: SamplingParams) -> Tensor:
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config["scaling_factor"] + vae.config["shift_factor"]
         decoded = vae.decode(scaled, return_dict=False)[0]

@@ -167,10 +167,10 @@ def test_draft_differentiates_the_last_steps_and_nothing_before(
     model, algorithm = adapted_model(), draft(last_steps=num_last)
     request = ode_request(algorithm, guidance_scale=guidance_scale)
     ours = algorithm_gradients(algorithm, model, request)
-    images = model.pixels(chain(model, request, num_last))
+    images = model.pixels(chain(model, request, num_last), request.sampling)
     written_out = gradients(model, -redness(images, request.sample_records).mean())
     torch.testing.assert_close(ours, written_out, rtol=1e-3, atol=1e-7)
-    images = model.pixels(chain(model, request, num_last - 1 or STEPS))
+    images = model.pixels(chain(model, request, num_last - 1 or STEPS), request.sampling)
     other = gradients(model, -redness(images, request.sample_records).mean())
     assert any((a - b).abs().max() > 1e-2 * b.abs().max() for a, b in zip(ours, other, strict=True))
 
@@ -202,7 +202,8 @@ def test_refl_scores_the_clean_image_predicted_at_its_step() -> None:
     (step,) = rollout.request.kept_steps
     kept, sigma = rollout.trajectory.kept_latents[:, 0], rollout.request.sigmas[step]
     velocity = model.velocity(kept, torch.full((8,), sigma), rollout.conditioning)
-    reward = redness(model.pixels(kept - sigma * velocity), rollout.request.sample_records)
+    images = model.pixels(kept - sigma * velocity, rollout.request.sampling)
+    reward = redness(images, rollout.request.sample_records)
     rows, _ = algorithm.anchor(policy(model), algorithm.rows([scored(rollout)]), [])
     losses = algorithm.loss(policy(model), rows)
     torch.testing.assert_close(losses.loss, -reward)

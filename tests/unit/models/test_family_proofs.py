@@ -5,7 +5,7 @@ One proof is one function; `families` has one case per model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from unirl.algorithms.making import make_algorithm
 from unirl.config.catalog import MODELS
 from unirl.config.components import import_component
 from unirl.config.schema import AlgorithmConfig
-from unirl.core.types import PromptBatch, Rollout, RolloutRequest, SamplingParams
+from unirl.core.types import PromptBatch, PromptRecord, Rollout, RolloutRequest, SamplingParams
 from unirl.models.base import DiffusionModel, Frozen
 from unirl.models.filling import fill_from_files
 from unirl.models.lora import adapter_parameters, attach_lora
@@ -246,6 +246,68 @@ def velocity_of_a_prompt(loaded: Loaded, model: DiffusionModel) -> Tensor:
     conditioning = model.encode(loaded.case.prompts, sampling)
     sigma = torch.tensor([0.95, 0.3])[: len(latents)]
     return model.velocity(latents, sigma, conditioning)
+
+
+# --- rewards with a gradient ----------------------------------------------------------------------
+
+
+def test_pixels_are_the_decoded_pictures_before_rounding(loaded: Loaded) -> None:
+    sampling = loaded.sampling()
+    choices = ("all", "first", 7) if sampling.num_frames > 1 else ("all",)
+    latents = sampled(loaded, sampling).trajectory.final_latents
+    for wanted in choices:
+        chosen = replace(sampling, decoded_frames=wanted)
+        pixels = loaded.model.pixels(latents, chosen)
+        decoded = loaded.model.decode(latents, chosen)
+        assert pixels.dtype == torch.float32
+        assert pixels.shape == decoded.shape
+        # Half a grey level of rounding, and what a batch of another size may change.
+        assert (255 * pixels - decoded).abs().max() <= 0.51
+
+
+def test_the_gradient_of_the_reward_is_its_slope_along_the_adapter(loaded: Loaded) -> None:
+    """Through decoder, guidance and all steps, as DRaFT takes it."""
+    model, steps = with_adapter(loaded), loaded.case.sampling.num_inference_steps
+    sampling = replace(
+        loaded.sampling(loaded.case.guidance_scales[-1]), decoded_frames="first", solver="euler"
+    )
+    algorithm = make_algorithm(AlgorithmConfig(path="draft", last_steps=steps), contrast)
+    request = replace(request_of(loaded, sampling), kept_steps=tuple(range(steps)))
+    rows = algorithm.rows([scored(sample_with_model(model, request, 0, CPU))])
+    rows, _ = algorithm.anchor(policy(model), rows, [torch.arange(len(rows))])
+    adapter = adapter_parameters(model.network)
+
+    def loss() -> Tensor:
+        return algorithm.loss(policy(model), rows).loss.mean()
+
+    gradients = torch.autograd.grad(
+        loss(), list(adapter.values()), allow_unused=True, materialize_grads=True
+    )
+    for name, gradient in zip(adapter, gradients, strict=True):
+        idle = name.partition(".lora_")[0].endswith(tuple(loaded.case.idle_targets) or "\0")
+        assert bool(gradient.any()) != idle, name
+    length = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+    moved = []
+    for distance in (STEP, -STEP):
+        changed = zip(adapter.values(), gradients, strict=True)
+        with torch.no_grad():
+            before = [(p, p.clone(), p.add_(distance / length * g)) for p, g in changed]
+            moved.append(loss())
+            for parameter, value, _ in before:
+                parameter.copy_(value)
+    slope = (moved[0] - moved[1]) / (2 * STEP)
+    torch.testing.assert_close(slope, length, rtol=0.05, atol=0)
+
+
+STEP = 1e-3
+"""Along the gradient: small beside the adapter, large beside float32's rounding."""
+
+
+def contrast(images: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+    """[B] a fixed sum of the pixels, unlike for neighbours."""
+    pixels = images.flatten(1)
+    signs = torch.randn(pixels.shape[1], generator=torch.Generator().manual_seed(4))
+    return pixels @ signs
 
 
 # --- adapters out and in --------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from builders import sampling_params
 from torch import Tensor
 
 from unirl.core.errors import ModelError
-from unirl.models.video_frames import decoded_video, num_latent_frames
+from unirl.core.types import SamplingParams
+from unirl.models.video_frames import decoded_one_by_one, num_latent_frames, video_pixels
 
 
 def pixels(latents: Tensor) -> Tensor:
@@ -35,10 +36,9 @@ LATENTS = torch.arange(6.0).view(2, 1, 3, 1, 1).expand(2, 4, 3, 2, 2) / 255
 def test_the_frames_that_were_asked_for_are_kept(
     wanted: str | int, greys: list[list[int]], alone: bool
 ) -> None:
-    video = decoded_video(pixels, LATENTS, wanted, first_frame_stands_alone=alone)
-    assert video.dtype == torch.uint8
+    video = video_pixels(pixels, LATENTS, wanted, first_frame_stands_alone=alone)
     assert video.shape[2:] == (3, 2, 2)
-    assert video[:, :, 0, 0, 0].tolist() == greys
+    assert (255 * video[:, :, 0, 0, 0]).round().tolist() == greys
 
 
 def test_samples_are_decoded_one_by_one_and_a_first_frame_without_the_rest() -> None:
@@ -48,8 +48,13 @@ def test_samples_are_decoded_one_by_one_and_a_first_frame_without_the_rest() -> 
         seen.append(latents.shape)
         return pixels(latents)
 
-    decoded_video(noted, LATENTS, "first", first_frame_stands_alone=True)
+    def first(latents: Tensor, sampling: SamplingParams) -> Tensor:
+        return video_pixels(noted, latents, "first", first_frame_stands_alone=True)
+
+    video = decoded_one_by_one(first, LATENTS, sampling_params())
     assert seen == [(1, 4, 1, 2, 2)] * 2
+    assert video.dtype == torch.uint8
+    assert video[:, :, 0, 0, 0].tolist() == [[0], [3]]
 
 
 def test_the_first_frame_has_a_latent_of_its_own() -> None:

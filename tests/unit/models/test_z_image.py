@@ -62,5 +62,5 @@ def test_latents_of_images_are_the_vaes(tmp_path: Path) -> None:
     assert latents.shape == (2, *model.latent_shape(CASE.sampling))
     decoded = vae.decode(vae.encode(images / 127.5 - 1).latent_dist.mode()).sample  # type: ignore[operator]
     torch.testing.assert_close(
-        model.pixels(latents), (decoded / 2 + 0.5).clamp(0, 1), rtol=0, atol=1e-5
+        model.pixels(latents, CASE.sampling), (decoded / 2 + 0.5).clamp(0, 1), rtol=0, atol=1e-5
     )
