@@ -149,18 +149,18 @@ def test_each_kernel_trains(tmp_path: Path, kernel: str) -> None:
     assert all(row["train/rollout_replay_log_prob_diff_max"] < 1e-3 for row in rows)
 
 
-@pytest.mark.parametrize("strategy", ["random", "window", "progressive"])
-def test_each_choice_of_stochastic_steps_trains(tmp_path: Path, strategy: str) -> None:
-    steps = f"sampling.sde_steps={{strategy:{strategy},range:[0,1],num_steps:2}}"
-    run = train(tmp_path / "run", steps, "sampling.sde_steps.rollouts_per_window=1")
+@pytest.mark.parametrize(
+    ("strategy", "keys"),
+    [("random", {}), ("window", {}), ("progressive", {"rollouts_per_window": 1})],
+)
+def test_each_choice_of_stochastic_steps_trains(
+    tmp_path: Path, strategy: str, keys: dict[str, int]
+) -> None:
+    values = {"strategy": strategy, "range": [0, 1], "num_steps": 2, **keys}
+    settings = [f"sampling.sde_steps.{key}={value}" for key, value in values.items()]
+    run = train(tmp_path / "run", *settings)
     assert all(row["train/grad_norm"] > 0 for row in run.rows("rollout"))
-    config = SdeStepsConfig(
-        strategy=strategy,  # type: ignore[arg-type]
-        range=[0, 1],
-        num_steps=2,
-        rollouts_per_window=1,
-    )
-    seed = RunConfig().seed
+    config, seed = SdeStepsConfig.model_validate(values), RunConfig().seed
     chosen = {select_sde_steps(config, 4, rollout, seed, 2, 1) for rollout in range(20)}
     assert len(chosen) > 1
 

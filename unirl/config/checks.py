@@ -59,6 +59,13 @@ from unirl.config.role_checks import (
 )
 from unirl.config.schema import AUTO, RunConfig, ScorerConfig
 from unirl.config.tracking_checks import tracker_packages
+from unirl.config.unread_keys import (
+    CHOICES,
+    unread_choices,
+    unread_kernel,
+    unread_starts,
+    unread_thinning,
+)
 from unirl.config.video_checks import frames, recorded_videos
 from unirl.core.errors import ConfigError
 
@@ -431,6 +438,13 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
     ignored_options: ("algorithm",),
     ignored_advantages: ("algorithm.path", *ADVANTAGE_KEYS),
+    unread_choices: (
+        *("algorithm.path", "reward"),
+        *(key for rule in CHOICES for key in (rule.key, rule.choice)),
+    ),
+    unread_kernel: ("eval_sampling.kernel", "eval_eta"),
+    unread_starts: ("sampling",),
+    unread_thinning: ("sampling", "algorithm"),
     advantages: ("adv_best_of", "adv_group", "sampling"),
     schedules: ("sampling", "eval_sampling", "accumulate_rollouts"),
     untrained_levels: ("sampling", "eval_sampling", "model.family"),

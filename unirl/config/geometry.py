@@ -73,7 +73,7 @@ def stochastic_steps(config: RunConfig) -> Iterator[Problem]:
     sampling = config.sampling
     yield from _noise_level(config, needed)
     yield from _starts(sampling)
-    if (needed and sampling.eta > 0) or config.eval_eta > 0:
+    if sampling.eta > 0 or config.eval_eta > 0:
         yield from selection_problems(sampling.sde_steps, sampling.num_inference_steps)
     training = sampling.num_inference_steps
     evaluation = config.eval_sampling.num_inference_steps

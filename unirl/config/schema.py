@@ -91,11 +91,11 @@ class SdeStepsConfig(Block):
     consecutive ones, start drawn per rollout; progressive: such a window that moves on slowly;
     stratified: one step per sample, spread evenly over a group; list: those of `steps`."""
     range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
-    """Fraction of the schedule they are taken from: steps [int(T*a), int(T*b))."""
+    """Fraction of the schedule they are taken from: steps [int(T*a), int(T*b)). Not with list."""
     steps: list[Count] | None = None
-    """list: the steps themselves, counted from 0, whatever `range` says."""
+    """list: the steps themselves, counted from 0."""
     num_steps: PositiveCount | None = None
-    """Needed by random, window and progressive."""
+    """Needed by random, window and progressive; the others know their number."""
     rollouts_per_window: PositiveCount = 25
     """progressive: rollouts before the window moves."""
     window_stride: PositiveCount = 1
@@ -141,7 +141,8 @@ class SamplingConfig(Block):
     """Transition of a stochastic step: Flow-GRPO's, DanceGRPO's, coefficients-preserving,
     FlashGRPO's, or DDIM's with eta (DDPO)."""
     eta: float = Field(default=0.7, ge=0)
-    """Noise level. Larger explores more and trains on noisier images."""
+    """Noise level. Larger explores more and trains on noisier images. 0: no step is stochastic,
+    whatever kernel and sde_steps say."""
     solver: SolverName = "euler"
     """Of the steps that are not stochastic: first order, or DPM-Solver++ 2M or UniPC, which need
     fewer steps for the same image."""
@@ -152,14 +153,14 @@ class SamplingConfig(Block):
     Null: 1."""
     thin_after: PositiveCount = 1
     """Of the steps after the last stochastic one only every n-th is made (MixGRPO-Flash): cheaper,
-    coarser endings; use solver=dpmpp_2m with it. 1 makes all."""
+    coarser endings; use solver=dpmpp_2m with it. Two steps must come after it. 1 makes all."""
     init_same_noise: bool = False
     """All samples of a group start from the same noise, so only the SDE steps tell them apart. Up
     to the first of these the network is asked once for all of them, in sampling and training."""
     samples_per_start: PositiveCount | None = None
     """Samples that start from the same noise: a group is made of branches of
-    samples_per_prompt / samples_per_start starts (TempFlow-GRPO). Null: all with init_same_noise,
-    else 1."""
+    samples_per_prompt / samples_per_start starts (TempFlow-GRPO), with init_same_noise=false.
+    Null: all with init_same_noise, else 1."""
     sde_steps: SdeStepsConfig = SdeStepsConfig()
 
     @property
@@ -188,7 +189,7 @@ class EvalSamplingConfig(Block):
     low_noise_guidance_scale: float | None = Field(default=None, ge=0)
     """Of the expert for low noise."""
     kernel: KernelName | None = None
-    """Transition of stochastic steps, with eval_eta above 0."""
+    """Transition of stochastic steps; only with eval_eta above 0."""
     solver: SolverName | None = None
     """Of the steps that are not stochastic."""
     sigma_schedule: Literal["model", "linear", "karras", "exponential"] | None = None

@@ -14,14 +14,25 @@ def selection_problems(sde: SdeStepsConfig, num_inference_steps: int) -> Iterato
     """What keeps `sde` from selecting steps of a schedule of that many; at most one problem."""
     if sde.strategy == "list":
         yield from _listed_steps(sde, num_inference_steps)
-    elif sde.steps is not None:
-        yield Problem(
-            f"{_BLOCK}.steps",
-            f"is {sde.steps}, but strategy={sde.strategy} takes steps of the range. "
-            f"Set {_BLOCK}.strategy=list or {_BLOCK}.steps=null.",
-        )
     else:
         yield from _steps_of_range(sde, num_inference_steps)
+
+
+def earliest_last_step(sde: SdeStepsConfig, num_inference_steps: int, num_starts: int) -> int:
+    """The last stochastic step of the rollout whose selection ends first.
+
+    num_starts: start noises of a group. Only of a selection without problems.
+    """
+    candidates = sde.candidates(num_inference_steps)
+    match sde.strategy:
+        case "list":
+            return max(sde.steps or ())
+        case "all":
+            return candidates[-1]
+        case "stratified":
+            return candidates[min(num_starts, len(candidates)) - 1]
+        case _:
+            return candidates[(sde.num_steps or len(candidates)) - 1]
 
 
 def _listed_steps(sde: SdeStepsConfig, num_inference_steps: int) -> Iterator[Problem]:
@@ -40,8 +51,6 @@ def _listed_steps(sde: SdeStepsConfig, num_inference_steps: int) -> Iterator[Pro
             f"{last}, and the last one is never stochastic: its Gaussian is too sharp. "
             f"Name steps below {last}.",
         )
-    elif sde.num_steps is not None:
-        yield _superfluous_number(sde, "every step it names")
 
 
 def _steps_of_range(sde: SdeStepsConfig, total: int) -> Iterator[Problem]:
@@ -58,10 +67,6 @@ def _steps_of_range(sde: SdeStepsConfig, total: int) -> Iterator[Problem]:
         yield Problem(
             f"{_BLOCK}.range", f"{found}: none. Widen it, or raise sampling.num_inference_steps."
         )
-    elif sde.strategy == "all" and sde.num_steps is not None:
-        yield _superfluous_number(sde, "every step of the range")
-    elif sde.strategy == "stratified" and sde.num_steps not in (None, 1):
-        yield _superfluous_number(sde, "one step per sample")
     elif sde.strategy in ("random", "window", "progressive"):
         yield from _some_of_range(sde, len(candidates), found)
 
@@ -84,11 +89,3 @@ def _some_of_range(sde: SdeStepsConfig, num_candidates: int, found: str) -> Iter
             f"is {sde.min_rollouts_per_window}, but with window_pace={sde.window_pace} rollouts "
             f"per window fall to it from rollouts_per_window={sde.rollouts_per_window}. Lower it.",
         )
-
-
-def _superfluous_number(sde: SdeStepsConfig, taken: str) -> Problem:
-    return Problem(
-        f"{_BLOCK}.num_steps",
-        f"is {sde.num_steps}, but strategy={sde.strategy} takes {taken}. "
-        f"Set {_BLOCK}.num_steps=null, or {_BLOCK}.strategy=random.",
-    )

@@ -48,19 +48,19 @@ def select_sde_steps(
 def _steps_of_rollout(
     config: SdeStepsConfig, candidates: range, rollout_id: int, draw: random.Random
 ) -> Steps:
-    if config.strategy == "list":
-        return tuple(sorted(config.steps or ()))
     size = config.num_steps or len(candidates)
     last_start = len(candidates) - size
     match config.strategy:
+        case "list":
+            return tuple(sorted(config.steps or ()))
+        case "all":
+            return tuple(candidates)
         case "random":
             return tuple(sorted(draw.sample(candidates, size)))
         case "window":
             start = draw.randint(0, last_start)
-        case "progressive":
-            start = _progressive_start(config, last_start, rollout_id)
         case _:
-            start = 0
+            start = _progressive_start(config, last_start, rollout_id)
     return tuple(candidates[start : start + size])
 
 

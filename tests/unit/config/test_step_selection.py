@@ -29,11 +29,8 @@ def of_run(**sampling: Any) -> list[Problem]:
         {"strategy": "random", "num_steps": 9},
         {"strategy": "window", "num_steps": 1, "range": [0.8, 1.0]},
         {"strategy": "progressive", "num_steps": 4, "window_pace": "decay", "roll_back": True},
-        {"strategy": "progressive", "num_steps": 4, "min_rollouts_per_window": 99},
         {"strategy": "stratified"},
-        {"strategy": "stratified", "num_steps": 1},
         {"strategy": "list", "steps": [8, 0]},
-        {"strategy": "list", "steps": [8], "range": [0.0, 0.01]},
     ],
     ids=str,
 )
@@ -46,7 +43,6 @@ def test_what_can_be_selected_is_accepted(values: dict[str, Any]) -> None:
     [
         ({"range": [0.5, 0.5]}, "range", ["[0.5, 0.5]", "0 <= start < end <= 1"]),
         ({"range": [0.9, 1.0]}, "range", ["[9, 9): none", "Widen it"]),
-        ({"num_steps": 2}, "num_steps", ["is 2", "every step of the range", "num_steps=null"]),
         ({"strategy": "random"}, "num_steps", ["is null", "9 steps", "strategy=all"]),
         ({"strategy": "window", "num_steps": 10}, "num_steps", ["is 10", "[0, 9): 9", "Lower it"]),
         (
@@ -55,19 +51,12 @@ def test_what_can_be_selected_is_accepted(values: dict[str, Any]) -> None:
             "min_rollouts_per_window",
             ["is 4", "window_pace=decay", "rollouts_per_window=3"],
         ),
-        (
-            {"strategy": "stratified", "num_steps": 2},
-            "num_steps",
-            ["is 2", "one step per sample", "num_steps=null"],
-        ),
         ({"strategy": "stratified", "range": [0.9, 1.0]}, "range", ["none"]),
-        ({"strategy": "all", "steps": [1]}, "steps", ["is [1]", "strategy=list", "steps=null"]),
         ({"strategy": "list"}, "steps", ["is null", "strategy=list"]),
         ({"strategy": "list", "steps": []}, "steps", ["is empty"]),
         ({"strategy": "list", "steps": [1, 1]}, "steps", ["[1, 1]", "twice"]),
         ({"strategy": "list", "steps": [1, 9]}, "steps", ["[1, 9]", "0 to 9", "below 9"]),
         ({"strategy": "list", "steps": [30]}, "steps", ["[30]", "below 9"]),
-        ({"strategy": "list", "steps": [1], "num_steps": 1}, "num_steps", ["is 1", "every step"]),
     ],
     ids=str,
 )
@@ -84,6 +73,15 @@ def test_a_run_has_the_problems_of_its_steps_when_it_trains_on_them() -> None:
     (problem,) = of_run(sde_steps=steps, num_inference_steps=10)
     assert problem.key == f"{BLOCK}.steps"
     assert of_run(sde_steps=steps, num_inference_steps=11) == []
+
+
+def test_steps_that_are_stochastic_without_being_trained_on_are_checked_too() -> None:
+    values = {
+        "algorithm": {"path": "diffusion_nft"},
+        "sampling": {"eta": 0.7, "sde_steps": {"strategy": "random"}},
+    }
+    (problem,) = stochastic_steps(RunConfig.model_validate(values))
+    assert problem.key == f"{BLOCK}.num_steps"
 
 
 @pytest.mark.parametrize("kernel", ["cps", "ddim"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from unirl.config.schema import SdeStepsConfig
+from unirl.config.step_selection import earliest_last_step
 from unirl.core.errors import ConfigError
 from unirl.samplers.window import select_sde_steps
 
@@ -252,3 +253,17 @@ def test_a_group_that_is_no_whole_number_of_starts_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"sampling\.samples_per_start="):
         select(selection("stratified"), 10, 0, 0, group_size, samples_per_start)
+
+
+@pytest.mark.parametrize("strategy", [*SAME_FOR_ALL, "stratified"])
+@pytest.mark.parametrize("num_starts", [2, 5])
+def test_some_rollout_ends_at_the_earliest_last_step_and_none_before(
+    strategy: str, num_starts: int
+) -> None:
+    values: dict[str, Any] = {"steps": [4, 1]} if strategy == "list" else {"range": [0.2, 0.9]}
+    if strategy not in ("all", "stratified", "list"):
+        values["num_steps"] = 2
+    config = selection(strategy, **values)
+    samples = (select(config, 8, rollout, group_size=num_starts) for rollout in range(300))
+    ends = [max(step for steps in sample for step in steps) for sample in samples]
+    assert min(ends) == earliest_last_step(config, 8, num_starts)
