@@ -10,7 +10,7 @@ import pytest
 from runs import Run, train
 
 from unirl.cli.main import main
-from unirl.runtime import run as runtime
+from unirl.runtime import finish as runtime
 
 
 def two_evaluations(directory: Path, *overrides: str) -> Run:

@@ -7,7 +7,6 @@ has console, files and trackers.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -25,7 +24,6 @@ from unirl.distributed.agreement import require_same_settings, require_visible
 from unirl.distributed.group import joined, take_device
 from unirl.distributed.ranks import Ranks
 from unirl.distributed.watch import watching
-from unirl.report.page import write_report
 from unirl.residency.perfetto import TraceFile
 from unirl.residency.trace import TransitionLog
 from unirl.runtime.build import (
@@ -37,18 +35,15 @@ from unirl.runtime.build import (
     missing_judges,
 )
 from unirl.runtime.doctor import examined_first
+from unirl.runtime.finish import finish, note_failure
 from unirl.runtime.interrupt import CONDITION_MET, GracefulStop
 from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_problem
 from unirl.runtime.run_directory import RunDirectory
 from unirl.runtime.starting_weights import starting_weights
 from unirl.runtime.trackers import build_sinks
-from unirl.tracking.console import RunConsole, setup_logging, setup_rank_logging, summary
-from unirl.tracking.evaluations import comparable_since
-from unirl.tracking.intervals import Interval, changes_between
-from unirl.tracking.jsonl import read_rows
-from unirl.tracking.plots import save_costs, save_curves
+from unirl.tracking.console import RunConsole, setup_logging, setup_rank_logging
 from unirl.tracking.running import Running
-from unirl.tracking.sessions import SessionLog, State
+from unirl.tracking.sessions import SessionLog
 from unirl.tracking.tracker import Sink, Tracker
 from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.checkpoints import Checkpoints
@@ -105,16 +100,10 @@ def _run(config: RunConfig, stop: GracefulStop, resources: ExitStack, ranks: Ran
         result = _train(config, directory, source.folder, console, stop, resources, ranks, sessions)
     except BaseException as error:
         if ranks.is_main:
-            sessions.end(None, *_failure(error))
+            note_failure(sessions, error)
         raise
-    ranks.on_main(lambda: _finish(directory, result, stop, sessions, console))
+    ranks.on_main(lambda: finish(directory, result, stop, sessions, console))
     return result
-
-
-def _failure(error: BaseException) -> tuple[State, str]:
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", "a second signal"
-    return "failed", f"{type(error).__name__}: {error}"
 
 
 def _claim(directory: RunDirectory, resources: ExitStack) -> Source:
@@ -242,55 +231,3 @@ def _announce(config: RunConfig, roles: Roles, directory: RunDirectory) -> None:
     )
     for name, packages in missing_judges(config.eval_rewards).items():
         logger.info("eval_rewards.%s is left out: install %s", name, ", ".join(packages))
-
-
-def _hint(directory: RunDirectory, result: TrainResult) -> str:
-    """How an interrupted run can be taken up again."""
-    if any(directory.checkpoint_dir.glob("checkpoint-*")):
-        return f"go on with load_dir={directory.path}"
-    return "nothing to save yet"
-
-
-def _finish(
-    directory: RunDirectory,
-    result: TrainResult,
-    stop: GracefulStop,
-    sessions: SessionLog,
-    console: RunConsole,
-) -> None:
-    """Curves, the report, and the before -> after table as the last lines."""
-    sessions.end(result.rollouts_done, *_ending(result, stop))
-    rows = list(read_rows(directory.metrics_file))
-    if rows:
-        save_curves(directory.metrics_file, directory.path / "curves.png")
-        save_costs(directory.metrics_file, directory.path / "costs.png")
-    if result.ended_by is not None and result.interrupted:
-        logger.warning("stop_on=[%s] ended the run; with stop_on=[] it goes on", result.ended_by)
-    elif result.ended_by is not None:
-        logger.warning("stop_on=[%s] was met by the last evaluation", result.ended_by)
-    if result.interrupted:
-        logger.info("stopped after %d rollouts; %s", result.rollouts_done, _hint(directory, result))
-    _write_report(directory.path)
-    since = comparable_since(directory.path)
-    evaluations = [row for row in rows if row.kind == "eval" and row.rollout >= since]
-    changes: Mapping[str, Interval] = {}
-    if len(evaluations) > 1:
-        first, last = evaluations[0].rollout, evaluations[-1].rollout
-        changes = changes_between(directory.path, first, last)
-    width = console.width if console.is_terminal else math.inf
-    summary(evaluations, changes, directory.path, result.rollouts_done, width)
-
-
-def _ending(result: TrainResult, stop: GracefulStop) -> tuple[State, str]:
-    state: State = "interrupted" if result.interrupted else "finished"
-    if result.ended_by is not None:
-        return state, f"stop_on=[{result.ended_by}]"
-    return state, stop.reason if result.interrupted else ""
-
-
-def _write_report(directory: Path) -> None:
-    """A page to look at and to send; what is wrong with it is no failure of the run."""
-    try:
-        logger.info("the run as a page: %s", write_report([directory]))
-    except Exception as error:  # the training is done and saved, whatever this is
-        logger.warning("no report was written: %s: %s", type(error).__name__, error)

@@ -9,13 +9,17 @@ Two lines for each time. A process that is killed leaves the first one only.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from unirl.core.errors import UnirlError
 from unirl.tracking.files import output_errors
+
+logger = logging.getLogger("unirl.tracking")
 
 State = Literal["finished", "interrupted", "failed"]
 
@@ -54,11 +58,15 @@ class SessionLog:
         self._is_open = True
 
     def end(self, rollouts_done: int | None, state: State, reason: str) -> None:
-        """Nothing where no session was begun."""
-        if self._is_open:
-            fields = {"rollout": rollouts_done, "state": state, "reason": reason}
+        """Nothing where no session was begun. A disk that refuses is a warning: the run is over."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        fields = {"rollout": rollouts_done, "state": state, "reason": reason}
+        try:
             self._write({"ended": _now(), **fields})
-            self._is_open = False
+        except UnirlError as error:
+            logger.warning("how the run ended is not noted: %s", error)
 
     def _write(self, fields: dict[str, Any]) -> None:
         with output_errors(self._path), self._path.open("a", encoding="utf-8") as file:
