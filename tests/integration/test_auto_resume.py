@@ -10,6 +10,7 @@ from runs import Run, assert_same_state, contents, read_json_lines, start, train
 
 from unirl.report.outcome import outcome_of
 from unirl.report.reading import read_run
+from unirl.tracking.evaluations import evaluation_file
 
 AUTO = ("load_dir=auto", "save_interval=2", "num_rollouts=4", "doctor=false")
 
@@ -133,6 +134,24 @@ def test_evaluations_that_were_made_otherwise_are_not_compared(tmp_path: Path) -
     assert f"{rows[4]:7.4f}  -> {rows[6]:8.4f}" in changed.output
     best = (changed.directory / "checkpoints" / "best").resolve().name
     assert best != "checkpoint-2", "it was evaluated with other noise"
+
+
+def test_an_evaluation_that_is_not_made_again_stands(tmp_path: Path) -> None:
+    settings = ("save_interval=2", "doctor=false", "load_dir=auto")
+    first = train(tmp_path / "run", *settings, "num_rollouts=2", "eval_interval=2")
+    made = evaluation_file(first.directory, "eval", 2).read_bytes()
+    rows = first.rows("eval")
+    assert [row["rollout"] for row in rows] == [0, 2]
+    seldom = train(first.directory, *settings, "num_rollouts=4", "eval_interval=4")
+    assert seldom.exit_code == 0, seldom.errors
+    assert evaluation_file(seldom.directory, "eval", 2).read_bytes() == made
+    assert seldom.rows("eval")[:2] == rows
+    assert [row["rollout"] for row in seldom.rows("eval")] == [0, 2, 4]
+    otherwise = train(
+        first.directory, *settings, "num_rollouts=5", "eval_interval=5", "seed=5"
+    )
+    assert otherwise.exit_code == 0, otherwise.errors
+    assert [row["rollout"] for row in otherwise.rows("eval")] == [0, 2, 5], "of other noise"
 
 
 def test_what_is_missing_in_the_record_is_told(tmp_path: Path) -> None:

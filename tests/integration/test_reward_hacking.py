@@ -59,6 +59,9 @@ def test_a_run_ends_on_it_with_a_checkpoint_and_stays_ended_until_told(tmp_path:
     again = train(run.directory, *STOPPED, load)
     assert again.exit_code == CONDITION_MET
     assert again.numbers() == run.numbers()
+    seldom = train(run.directory, *STOPPED, load, "eval_interval=100")
+    assert seldom.exit_code == CONDITION_MET, "what the records say still holds"
+    assert seldom.numbers() == run.numbers()
     on = train(run.directory, *HACKED, load)
     assert on.exit_code == 0, on.errors
     assert on.numbers() == whole.numbers()

@@ -134,7 +134,9 @@ class RunDirectory:
 
         evaluation_changes: why later evaluations cannot be compared with earlier ones.
         """
-        num_taken_back = rewind(self.metrics_file, rollout)
+        stands = self._evaluation_stands(rollout, evaluation_changes)
+        first_evaluation = rollout + 1 if stands else rollout
+        num_taken_back = rewind(self.metrics_file, rollout, first_evaluation)
         rewind(self.transitions_file, rollout)
         rewind(changes_file(self.path), rollout)
         if num_taken_back:
@@ -146,7 +148,7 @@ class RunDirectory:
                 rollout,
             )
         self._tell_gaps(rollout)
-        for path in set_aside_evaluations(self.path, rollout):
+        for path in set_aside_evaluations(self.path, rollout, first_evaluation):
             logger.debug("resuming at rollout %d: set aside %s", rollout, path)
         self._note_evaluation_changes(rollout, evaluation_changes)
         # Of what the run was before; the next one is written at the end.
@@ -154,6 +156,13 @@ class RunDirectory:
         for path in CheckpointStore(self.checkpoint_dir).set_aside_after(rollout):
             logger.warning("resuming at rollout %d: set aside %s", rollout, path)
         write_config(self._config, self.config_file)
+
+    def _evaluation_stands(self, rollout: int, changes: Sequence[str]) -> bool:
+        """Whether what was evaluated at the very rollout to go on with stays: made with these
+        weights as it would be made now, and not made again, as after another eval_interval."""
+        rows = _rows(self.metrics_file)
+        logged = any(row.kind == "eval" and row.rollout == rollout for row in rows)
+        return logged and not changes and not self._config.evaluation_is_due(rollout)
 
     def _tell_gaps(self, rollout: int) -> None:
         """A file of rows that was cut, or edited, is no record of the run any more."""

@@ -130,15 +130,15 @@ def evaluated_suites(run_dir: Path, step: int) -> list[str]:
     return [suite for _, suite, at in _evaluations(run_dir / "evaluations") if at == step]
 
 
-def set_aside_evaluations(run_dir: Path, rollout: int) -> list[Path]:
-    """Take back what was evaluated at or after `rollout`, before a run resumes there.
+def set_aside_evaluations(run_dir: Path, rollout: int, first: int) -> list[Path]:
+    """Take back evaluations at or after the step `first`, before a run resumes at `rollout`.
 
     Lines and images go to a folder `before-resume-<rollout>` beside them. Returns the new names.
     """
     moved = []
     for folder in (run_dir / "evaluations", run_dir / "images"):
         for path, _, step in list(_evaluations(folder)):
-            if step >= rollout:
+            if step >= first:
                 moved.append(_move_into(folder / f"before-resume-{rollout}", path))
     return moved
 

@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,11 +70,12 @@ def _row(line: str) -> Row:
     return Row(kind, rollout, step, {name: float(value) for name, value in fields.items()})
 
 
-def rewind(path: Path, rollout: int) -> int:
+def rewind(path: Path, rollout: int, first_evaluation: int | None = None) -> int:
     """Take back what a run logged at or after `rollout`, before it resumes there.
 
-    Works on any file of JSON lines with a "rollout" field. The lines taken back, and a last line
-    that a kill cut short, go to `<name>.before-resume-<rollout>` beside it.
+    Works on any file of JSON lines with a "rollout" field. Of rows of evaluations those at or
+    after `first_evaluation` are taken back, where it is given. The lines taken back, and a last
+    line that a kill cut short, go to `<name>.before-resume-<rollout>` beside it.
 
     Returns:
         The number of lines moved.
@@ -83,7 +84,8 @@ def rewind(path: Path, rollout: int) -> int:
         return 0
     with output_errors(path), path.open(encoding="utf-8", errors="surrogateescape") as file:
         lines = list(file)
-    moved = [line for line in lines if not _is_before(line, rollout)]
+    first = {} if first_evaluation is None else {"eval": first_evaluation}
+    moved = [line for line in lines if not _is_before(line, rollout, first)]
     if not moved:
         return 0
     for number, line in enumerate(lines[:-1], start=1):
@@ -96,7 +98,7 @@ def rewind(path: Path, rollout: int) -> int:
         file.flush()
         os.fsync(file.fileno())
     with replacing(path) as temporary:
-        kept = "".join(line for line in lines if _is_before(line, rollout))
+        kept = "".join(line for line in lines if _is_before(line, rollout, first))
         temporary.write_text(kept, encoding="utf-8", errors="surrogateescape")
     return len(moved)
 
@@ -108,11 +110,12 @@ def _is_readable(line: str) -> bool:
         return False
 
 
-def _is_before(line: str, rollout: int) -> bool:
-    """Whether a complete line belongs to an earlier rollout."""
+def _is_before(line: str, rollout: int, first: Mapping[str, int]) -> bool:
+    """Whether a complete line belongs to an earlier rollout; `first` has those of some kinds."""
     try:
-        return line.endswith("\n") and json.loads(line)["rollout"] < rollout
-    except (ValueError, KeyError, TypeError):
+        row = json.loads(line)
+        return line.endswith("\n") and row["rollout"] < first.get(row.get("kind"), rollout)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return False
 
 

@@ -28,14 +28,10 @@ def evaluation_changes(
         before = RunConfig.model_validate(saved.config)
     except ValidationError:
         return ("the configuration was saved by another version of unirl",)
-    old, new = _decisive(before), _decisive(config)
     changed = [
-        f"{key}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
+        *_differing(_decisive(before), _decisive(config)),
+        *_differing(_monitoring(before, config), _monitoring(config, before)),
     ]
-    old, new = _monitoring(before), _monitoring(config)
-    changed += [f"{key}: {old[key]} -> {new[key]}" for key in old if old[key] != new.get(key)]
     contents = {f"content of {suite.key}" for suite in asked_suites(config)}
     contents.add("content of model.path")
     return (*changed, *(d for d in differences(saved.identity, identity) if _name(d) in contents))
@@ -55,9 +51,27 @@ def _decisive(config: RunConfig) -> dict[str, Any]:
     )
 
 
-def _monitoring(config: RunConfig) -> dict[str, Any]:
-    dumped = config.model_dump(include={"eval_rewards", "eval_suites"})
-    return flatten({key: value for key, value in dumped.items() if value})
+def _monitoring(config: RunConfig, other: RunConfig) -> dict[str, Any]:
+    """Judges and suites that the other configuration has too."""
+    pairs = {
+        "eval_rewards": (config.eval_rewards, other.eval_rewards),
+        "eval_suites": (config.eval_suites, other.eval_suites),
+    }
+    return flatten(
+        {
+            key: {name: block.model_dump() for name, block in own.items() if name in others}
+            for key, (own, others) in pairs.items()
+        }
+    )
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """`key: old -> new` of each key that differs."""
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
 
 
 def _name(difference: str) -> str:

@@ -107,6 +107,8 @@ class DiffusionTrainer:
         config = self._config
         if config.evaluation_is_due(start):
             self._evaluate(start)
+        elif "hacking" in config.stop_on and self._evaluator.is_hacked(start):
+            self._met = "hacking"  # an evaluation that stands, under another eval_interval
         for window in windows(start, config.num_rollouts, config.accumulate_rollouts):
             if self._met or self._should_stop() or not self.train_window(window):
                 break

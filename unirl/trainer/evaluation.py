@@ -90,7 +90,12 @@ class Evaluator:
             metrics |= evaluation_metrics(suite.name, suite.samples)
         panels, moved = self._phases.ranks.on_main(lambda: self._keep(step, evaluated))
         metrics |= {d.metric: float(d.is_alarm) for d in moved}
-        return Evaluation(metrics, panels, is_hacked=any(d.is_alarm for d in moved))
+        return Evaluation(metrics, panels, is_hacked=_alarmed(moved))
+
+    def is_hacked(self, step: int) -> bool:
+        """What the records say of an evaluation at `step`; False where there is none."""
+        found = self._phases.ranks.on_main(lambda: self._archive.divergences(step))
+        return _alarmed(found)
 
     def _keep(
         self, step: int, evaluated: Sequence[EvaluatedSuite]
@@ -149,6 +154,10 @@ def _joined(suite: str, chunks: Sequence[_Chunk]) -> EvaluatedSuite:
     own = [chunk for chunk in chunks if chunk.suite == suite]
     samples = tuple(sample for chunk in own for sample in chunk.samples)
     return EvaluatedSuite(suite, samples, torch.cat([chunk.shown for chunk in own]))
+
+
+def _alarmed(found: Sequence[Divergence]) -> bool:
+    return any(divergence.is_alarm for divergence in found)
 
 
 def evaluated_samples(

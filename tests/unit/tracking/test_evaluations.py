@@ -52,7 +52,7 @@ def test_a_resume_sets_aside_what_it_will_evaluate_again_and_loses_nothing(tmp_p
         write(tmp_path, "eval", step)
     (tmp_path / "images" / "before_after.png").touch()
     later = evaluation_file(tmp_path, "eval", 4).read_bytes()
-    set_aside_evaluations(tmp_path, 2)
+    set_aside_evaluations(tmp_path, 2, first=2)
     assert evaluation_steps(tmp_path) == [0]
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == [
         "before-resume-2",
@@ -62,7 +62,7 @@ def test_a_resume_sets_aside_what_it_will_evaluate_again_and_loses_nothing(tmp_p
     aside = tmp_path / "evaluations" / "before-resume-2"
     assert (aside / "eval-000004.jsonl").read_bytes() == later
     write(tmp_path, "eval", 4)
-    set_aside_evaluations(tmp_path, 2)
+    set_aside_evaluations(tmp_path, 2, first=3)
     assert sorted(path.name for path in aside.iterdir()) == [
         "eval-000002.jsonl",
         "eval-000004.jsonl",

@@ -85,6 +85,14 @@ def test_rewind_moves_later_rows_aside_and_the_file_continues(tmp_path):
     assert [row.rollout for row in read_rows(path)] == [0, 0, 1, 2, 3, 3, 4, 5]
 
 
+def test_an_evaluation_that_stands_is_not_taken_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    stands, taken_back = Row("eval", 2, 2, {}), Row("eval", 3, 3, {})
+    write(path, [*rollout_rows(0, 2), stands, *rollout_rows(2, 3), taken_back])
+    assert rewind(path, 2, first_evaluation=3) == 2
+    assert list(read_rows(path)) == [*rollout_rows(0, 2), stands]
+
+
 def test_rewinding_twice_to_one_place_loses_nothing(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write(path, rollout_rows(0, 4))

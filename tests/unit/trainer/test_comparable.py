@@ -30,6 +30,10 @@ def changes(after: dict[str, Any], **identity: str) -> tuple[str, ...]:
         ({"sampling.guidance_scale": 2.0}, "eval_sampling.guidance_scale"),
         ({"reward.scorers": {"color": {"path": "color", "weight": 0.3}}}, "reward.color"),
         ({"eval_rewards": {"taste": {"path": "ocr"}}}, "eval_rewards.taste.path"),
+        (
+            {"eval_rewards": {"taste": {"path": "color", "args": {"x": 1}}}},
+            "eval_rewards.taste.args",
+        ),
     ],
 )
 def test_what_is_sampled_and_scored_counts(after, key):
@@ -42,10 +46,11 @@ def test_what_is_sampled_and_scored_counts(after, key):
         {"stack.optimizer.learning_rate": 0.5, "num_rollouts": 99, "batch_size": 3},
         {"sampling.samples_per_prompt": 4, "sampling.eta": 0.1, "algorithm.clip_range": 0.5},
         {"eval_rewards": {"taste": {"path": "color"}, "more": {"path": "ocr"}}},
+        {"eval_rewards": {}},
         {"eval_interval": 7, "output_dir": "elsewhere"},
     ],
 )
-def test_what_only_trains_or_adds_a_judge_does_not(after):
+def test_what_only_trains_or_adds_or_leaves_out_a_judge_does_not(after):
     assert changes(after) == ()
 
 
