@@ -147,9 +147,7 @@ def test_an_evaluation_that_is_not_made_again_stands(tmp_path: Path) -> None:
     assert evaluation_file(seldom.directory, "eval", 2).read_bytes() == made
     assert seldom.rows("eval")[:2] == rows
     assert [row["rollout"] for row in seldom.rows("eval")] == [0, 2, 4]
-    otherwise = train(
-        first.directory, *settings, "num_rollouts=5", "eval_interval=5", "seed=5"
-    )
+    otherwise = train(first.directory, *settings, "num_rollouts=5", "eval_interval=5", "seed=5")
     assert otherwise.exit_code == 0, otherwise.errors
     assert [row["rollout"] for row in otherwise.rows("eval")] == [0, 2, 5], "of other noise"
 

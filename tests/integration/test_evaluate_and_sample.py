@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from rank_pool import RankPool
 from runs import REPLICA, Run, contents, read_json_lines, train, write_prompts
 
 from unirl.cli.main import main
@@ -159,6 +163,52 @@ def test_seed_steps_and_guidance_are_what_was_asked(run: Run, tmp_path: Path) ->
     assert len(images) == 4
 
 
+def test_ranks_share_the_prompts_and_give_the_records_of_one(run: Run, tmp_path: Path) -> None:
+    """5 prompts in chunks of 3 and 2, in batches of the same size; the command starts the ranks."""
+    changes = ("eval_num_prompts=5", "rollout.forward_batch_size=1")
+    words = ("evaluate", run.directory, "--base", *changes, "--output")
+    code, alone, errors = unirl(*words, tmp_path / "one")
+    assert code == 0, errors
+    together = subprocess.run(
+        [sys.executable, "-m", "unirl", *map(str, words), tmp_path / "two", "num_devices=2"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert together.returncode == 0, together.stderr
+    assert together.stdout == alone.replace("/one:", "/two:")
+    one, two = (contents(tmp_path / name) for name in ("one", "two"))
+    del one["config.yaml"], two["config.yaml"]
+    assert len(one) > 10
+    assert two == one
+    assert "checkpoint-2: 7 of 7 prompts" in together.stderr
+
+
+def test_a_run_on_ranks_evaluated_again_on_as_many_gives_its_records(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    on_two = ("num_devices=2", "num_rollouts=1", "eval_interval=1", "eval_num_prompts=5")
+    logged, _ = pool.run(2, train, tmp_path / "run", *on_two, "save_interval=1", "doctor=false")
+    words = ("evaluate", logged.directory, "--base", "num_devices=2", "--output", tmp_path / "out")
+    ranks = pool.run(2, unirl, *words)
+    assert [code for code, _, _ in ranks] == [0, 0], ranks[0][2]
+    assert len(evaluations(logged.directory)) == 2 * (1 + 5 + 1) + 1
+    assert evaluations(tmp_path / "out") == evaluations(logged.directory)
+
+
+def test_ranks_fail_together_and_rank_0_says_why(pool: RankPool, run: Run, tmp_path: Path) -> None:
+    two = ("evaluate", run.directory, "num_devices=2")
+    for words, code, said in (
+        ((*two, "--shadow", "old"), 1, "has none"),
+        ((*two, "device=cuda:1"), 3, "one device for num_devices=2 ranks"),
+        (("evaluate", run.directory), 3, "the launcher started 2 processes"),
+    ):
+        ranks = pool.run(2, unirl, *words)
+        assert [found for found, _, _ in ranks] == [code] * 2
+        assert said in ranks[0][2]
+        assert ranks[1][1:] == ("", "")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -174,6 +224,7 @@ def test_seed_steps_and_guidance_are_what_was_asked(run: Run, tmp_path: Path) ->
         (("sample", "RUN", "--prompt", " ", "--output", "NEW"), 3, "--prompt is blank"),
         (("sample", "RUN", "--prompt", "no/such.txt", "--output", "NEW"), 3, "name of a file"),
         (("evaluate", "RUN", "eval_num_prompt=3"), 3, "eval_num_prompts"),
+        (("sample", "RUN", "--prompt", "red", "--output", "NEW", "num_devices=2"), 3, "one device"),
         (("sample", "RUN", "--prompt", "elephants", "--output", "NEW"), 1, "Unknown word"),
         (("sample", "RUN", "--prompt", "red", "--output", "NEW", "--shadow", "old"), 1, "has none"),
         (("evaluate", "RUN/checkpoints/checkpoint-9"), 1, "checkpoints has checkpoint-2."),

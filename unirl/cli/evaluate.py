@@ -1,5 +1,7 @@
 """`unirl evaluate`: a checkpoint's held-out scores with intervals, on its own prompts or others.
 
+num_devices=N shares the prompts between N ranks, each with a whole model on a device of its own.
+
 Exit codes: 0 evaluated, 1 the checkpoint, the model or a scorer failed, 3 wrong configuration.
 """
 
@@ -7,17 +9,20 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.cli import subject
 from unirl.cli.check import plural, suite_problems
+from unirl.cli.subject import Subject
 from unirl.config.problem import config_error
 from unirl.config.suites import AskedSuite, asked_suites
 from unirl.core.errors import ConfigError
 from unirl.tracking.intervals import metric_prefix
 
 if TYPE_CHECKING:
+    from unirl.distributed.ranks import Ranks
     from unirl.runtime.evaluate import Assessment
 
 
@@ -45,24 +50,62 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print a table."""
+    asked = _asked(args)
+    from unirl.distributed.ranks import OneRank
+
+    if asked.config.num_devices == 1:
+        return _assess(args, asked, OneRank())
+    from unirl.distributed.group import require_local_devices  # imports torch
+    from unirl.runtime.launch import launch
+
+    require_local_devices(asked.config.num_devices, asked.config.device)
+    return launch(["evaluate", *args.argv], asked.config.num_devices, module="unirl")
+
+
+def run_as_rank(args: argparse.Namespace) -> int:
+    """Evaluate as one of the ranks that a launcher started; rank 0 reads for all, and prints."""
+    from unirl.distributed.group import joined  # imports torch
+    from unirl.distributed.watch import watching
+
+    with joined() as ranks, watching(ranks):
+        return _assess(args, ranks.on_main(lambda: _asked(args)), ranks)
+
+
+def _asked(args: argparse.Namespace) -> Subject:
     read = subject.read_subject(args, _changes(args))
     # Of a run that evaluated nothing it is asked for all the same.
     config = read.config.model_copy(update={"eval_interval": read.config.eval_interval or 1})
     problems = list(suite_problems(config))
     if problems:
         raise config_error(args.recipe, problems)
+    return replace(read, config=config)
+
+
+def _assess(args: argparse.Namespace, asked: Subject, ranks: Ranks) -> int:
     from unirl.runtime.evaluate import assess  # imports torch
 
     with tempfile.TemporaryDirectory() as nowhere:
         folder = args.output or Path(nowhere)
-        found = assess(config, read.checkpoint, folder, shadow=args.shadow, with_base=args.base)
-    print(read.title)
-    print("\n".join(_evaluated(suite, found) for suite in asked_suites(config)))
+        found = assess(
+            asked.config,
+            asked.checkpoint,
+            folder,
+            ranks,
+            shadow=args.shadow,
+            with_base=args.base,
+        )
+    if ranks.is_main:
+        _show(args, asked, found)
+    return 0
+
+
+def _show(args: argparse.Namespace, asked: Subject, found: Assessment) -> None:
+    print(asked.title)
+    print("\n".join(_evaluated(suite, found) for suite in asked_suites(asked.config)))
     print("means ± half their 95 % interval over prompts")
     print("\n".join(table(found)))
     if args.output is not None:
         print(f"Everything is in {args.output}: metrics.jsonl, evaluations, images.")
-    return 0
 
 
 def _evaluated(suite: AskedSuite, found: Assessment) -> str:

@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,8 +82,7 @@ def _run(argv: Sequence[str]) -> int:
                 _let_waiting_threads_sleep()
                 return doctor.run(args)
             case "evaluate":
-                _let_waiting_threads_sleep()
-                return evaluate.run(args)
+                return _evaluate(args)
             case "sample":
                 _let_waiting_threads_sleep()
                 return sample.run(args)
@@ -109,8 +108,8 @@ def _drop_output() -> None:
 def _train(args: argparse.Namespace) -> int:
     _let_waiting_threads_sleep()
     words = (args.recipe, args.overrides, args.config_dir)
-    if {"RANK", "WORLD_SIZE"} <= os.environ.keys() and not args.cfg:
-        return _train_as_rank(*words)
+    if _is_rank() and not args.cfg:
+        return _as_rank(lambda: _train_as_rank(*words))
     config = checked(*words)
     if args.cfg:
         print(yaml.safe_dump(config.model_dump(), sort_keys=False), end="")
@@ -135,6 +134,29 @@ def _let_waiting_threads_sleep() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def _evaluate(args: argparse.Namespace) -> int:
+    _let_waiting_threads_sleep()
+    if _is_rank():
+        return _as_rank(lambda: evaluate.run_as_rank(args))
+    return evaluate.run(args)
+
+
+def _is_rank() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+
+
+def _as_rank(run: Callable[[], int]) -> int:
+    """Rank 0, which is told of every rank's failure, says why; the others leave it the time."""
+    try:
+        return run()
+    except UnirlError as error:
+        if os.environ["RANK"] == "0":
+            raise
+        time.sleep(RANK_0_PRINTS_SECONDS)
+        return _exit_code(error)
+
+
 def _train_as_rank(recipe: str, overrides: Sequence[str], config_dir: Path | None) -> int:
     from unirl.runtime.run import run_as_rank  # imports torch
 
@@ -142,13 +164,7 @@ def _train_as_rank(recipe: str, overrides: Sequence[str], config_dir: Path | Non
         read = checked if ranks.is_main else checked_but_for_files
         return read(recipe, overrides, config_dir)
 
-    try:
-        return run_as_rank(read_config)
-    except UnirlError as error:
-        if os.environ["RANK"] == "0":  # it is told of every rank's failure
-            raise
-        time.sleep(RANK_0_PRINTS_SECONDS)
-        return _exit_code(error)
+    return run_as_rank(read_config)
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -45,6 +45,11 @@ def run(args: argparse.Namespace) -> int:
     for prompt in args.prompts:
         _require_text(prompt)
     read = subject.read_subject(args, _changes(args))
+    if read.config.num_devices > 1:
+        raise ConfigError(
+            f"num_devices={read.config.num_devices}: unirl sample works on one device. Leave it "
+            "out, or share the prompts between several calls with a --output each."
+        )
     from unirl.runtime.sample import sample_checkpoint  # imports torch
 
     written = sample_checkpoint(

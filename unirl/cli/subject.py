@@ -1,7 +1,8 @@
 """What `unirl evaluate` and `unirl sample` work on: a checkpoint as its run had it, or a recipe.
 
 A checkpoint brings its own configuration, a recipe stands for the model it would begin with; both
-take overrides. Devices, sharding and what trains the model are not checked, as none of it is used.
+take overrides. One device is used unless num_devices is among them. Sharding and what trains the
+model are not checked, as none of it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from unirl.config.problem import config_error
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 
-_NOT_USED = ("backend", "num_devices", "reward_resident", "reward_fraction")
+_NOT_USED = ("backend", "reward_resident", "reward_fraction")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:

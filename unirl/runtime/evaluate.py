@@ -20,15 +20,17 @@ from unirl.config.schema import RunConfig
 from unirl.config.suites import asked_suites
 from unirl.core.errors import ConfigError
 from unirl.core.types import PromptSuite
-from unirl.distributed.ranks import OneRank
+from unirl.distributed.agreement import require_visible
+from unirl.distributed.ranks import Ranks
 from unirl.models.base import DiffusionModel
 from unirl.residency.planner import ResidencyPlanner
 from unirl.residency.policy import ResidencyPolicy, Role
+from unirl.reward.service import RewardService
 from unirl.rollout.trainside import TrainsideEngine
 from unirl.runtime.build import build_host, build_reward, load_suite
 from unirl.runtime.export import require_empty
 from unirl.runtime.run_directory import write_config
-from unirl.runtime.trained import put_weights, take_one_device, untrained_model
+from unirl.runtime.trained import put_weights, take_own_device, untrained_model
 from unirl.tracking.activity import Activity
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import JsonlSink
@@ -55,53 +57,75 @@ class Assessment:
 
 
 def assess(
-    config: RunConfig, checkpoint: Path | None, folder: Path, *, shadow: str | None, with_base: bool
+    config: RunConfig,
+    checkpoint: Path | None,
+    folder: Path,
+    ranks: Ranks,
+    *,
+    shadow: str | None,
+    with_base: bool,
 ) -> Assessment:
     """Evaluate the checkpoint's weights, or the untrained model where there is none.
 
     The folder must be new or empty. Its steps are the rollouts that the checkpoint has done, and 0
-    for the untrained model. config: with eval_interval above 0, or no suite is asked for. Raises
-    ConfigError where nothing scores.
+    for the untrained model. config: with eval_interval above 0, or no suite is asked for. On
+    several ranks each has a whole model and samples its part of the prompts; rank 0 alone reads
+    prompts and writes into its folder. Raises ConfigError where nothing scores.
     """
-    require_empty(folder)
+    ranks.on_main(lambda: require_empty(folder))
     if not config.reward or not config.reward.scorers:
         raise ConfigError("reward has no scorers, so there is nothing to evaluate. Give --scorer.")
-    device, activity = take_one_device(config), Activity(config.logging.console)
+    if checkpoint is not None:
+        require_visible(checkpoint, "but each rank reads it. Copy it there.", ranks)
+    device = take_own_device(config, ranks)
+    activity = Activity(config.logging.console if ranks.is_main else "quiet")
     step = 0 if checkpoint is None else read_trainer_state(checkpoint).rollouts_done
-    suites = tuple(load_suite(config, suite) for suite in asked_suites(config))
+    suites = ranks.on_main(
+        lambda: tuple(load_suite(config, suite) for suite in asked_suites(config))
+    )
     num_prompts = {suite.name: len(suite) for suite in suites}
     with activity.doing(f"loading {config.model.path}"):
-        model = untrained_model(config, device)
+        model = ranks.together(lambda: untrained_model(config, device))
     with activity.doing("loading what scores"):
-        evaluator = _evaluator(config, model, suites, device, folder)
-    write_config(config, folder / "config.yaml")
+        reward = ranks.together(lambda: _reward(config, model, suites))
+    evaluator = _evaluator(config, model, suites, reward, device, folder, ranks)
+    ranks.on_main(lambda: write_config(config, folder / "config.yaml"))
     total = sum(num_prompts.values())
     base: Mapping[str, float] = {}
-    with Tracker([JsonlSink(folder / "metrics.jsonl")]) as tracker:
+    sinks = [JsonlSink(folder / "metrics.jsonl")] if ranks.is_main else []
+    with Tracker(sinks) as tracker:
         if checkpoint is None or with_base:
             bar = activity.counting("untrained model", total)
             base = _evaluated(evaluator, 0, tracker, bar)
         if checkpoint is None:
             return Assessment(num_prompts, base, {}, {})
-        put_weights(model, config, checkpoint, shadow)
+        ranks.together(lambda: put_weights(model, config, checkpoint, shadow))
         bar = activity.counting(checkpoint.name, total)
         metrics = _evaluated(evaluator, step, tracker, bar)
-    changes = changes_between(folder, 0, step) if with_base else {}
+    changes = ranks.on_main(lambda: changes_between(folder, 0, step)) if with_base else {}
     return Assessment(num_prompts, metrics, base, changes)
+
+
+def _reward(
+    config: RunConfig, model: DiffusionModel, suites: Sequence[PromptSuite]
+) -> RewardService:
+    """What scores, once it and the model have seen that they can take the prompts."""
+    reward = build_reward(config, build_host(config))
+    for suite, asked in zip(suites, asked_suites(config), strict=True):
+        reward.check_records(suite.records, asked.key, suite.name)
+        model.check_prompts(suite.records, asked.key)
+    return reward
 
 
 def _evaluator(
     config: RunConfig,
     model: DiffusionModel,
     suites: Sequence[PromptSuite],
+    reward: RewardService,
     device: torch.device,
     folder: Path,
+    ranks: Ranks,
 ) -> Evaluator:
-    host = build_host(config)
-    reward = build_reward(config, host)
-    for suite, asked in zip(suites, asked_suites(config), strict=True):
-        reward.check_records(suite.records, asked.key, suite.name)
-        model.check_prompts(suite.records, asked.key)
     engine = TrainsideEngine(
         model, config.rollout.forward_batch_size, device, lambda: 0, nullcontext
     )
@@ -109,10 +133,10 @@ def _evaluator(
         ResidencyPolicy.of(config),
         {Role.ROLLOUT: engine.parts, Role.REWARD: reward.parts},
         lambda transition: None,
-        OneRank().barrier,
+        ranks.barrier,
     )
     clock = PhaseClock(NoMeter())
-    phases = Phases(engine, reward, SharedWeights(_Untrained()), residency, clock, OneRank())
+    phases = Phases(engine, reward, SharedWeights(_Untrained()), residency, clock, ranks)
     requests = RequestFactory(config, model, make_algorithm(config.algorithm))
     archive = EvaluationArchive(folder, config)
     return Evaluator(config, phases, requests, suites, archive, lambda: False)

@@ -1,6 +1,6 @@
 """Start the ranks of a run on this machine, with torch's own launcher, and wait for them.
 
-Takes the words of `unirl train` and the number of ranks, gives the exit code of the run. Rank 0 has
+Takes the words of a command and the number of ranks, gives the exit code of the run. Rank 0 has
 the terminal; what other ranks print is dropped, and their stderr kept aside for the one that fails
 first. Torch gives every rank a session of its own, so Ctrl-C reaches this process alone, which
 hands it on.

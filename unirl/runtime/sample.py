@@ -16,11 +16,12 @@ from unirl.config import catalog
 from unirl.config.components import is_own
 from unirl.config.schema import RunConfig
 from unirl.core.types import PromptBatch, PromptRecord, RolloutRequest
+from unirl.distributed.ranks import OneRank
 from unirl.models.base import DiffusionModel
 from unirl.models.condition_images import require_images
 from unirl.rollout.sampling import sample_with_model
 from unirl.runtime.export import require_empty
-from unirl.runtime.trained import put_weights, take_one_device, untrained_model
+from unirl.runtime.trained import put_weights, take_own_device, untrained_model
 from unirl.tracking.activity import Activity
 from unirl.tracking.files import replacing
 from unirl.tracking.media import save_before_after
@@ -59,7 +60,7 @@ def sample_checkpoint(
     output: new or empty.
     """
     require_empty(output)
-    device, activity = take_one_device(config), Activity(config.logging.console)
+    device, activity = take_own_device(config, OneRank()), Activity(config.logging.console)
     with activity.doing(f"loading {config.model.path}"):
         model = untrained_model(config, device)
     request = _request(config, model, prompts, num_samples, images)

@@ -10,16 +10,16 @@ from unirl.algorithms.making import make_algorithm
 from unirl.checkpoint.state import NO_SHADOW, read_weights
 from unirl.config.schema import RunConfig
 from unirl.distributed.group import take_device
-from unirl.distributed.ranks import OneRank
+from unirl.distributed.ranks import Ranks
 from unirl.models.base import DiffusionModel
 from unirl.runtime.build import pick_device
 from unirl.runtime.export import load_trained
 from unirl.runtime.training_model import build_model, require_makeable
 
 
-def take_one_device(config: RunConfig) -> torch.device:
-    """The config's device and number of threads, for this process alone."""
-    take_device(1, config.device, OneRank())
+def take_own_device(config: RunConfig, ranks: Ranks) -> torch.device:
+    """The config's device and number of threads, for this process."""
+    ranks.together(lambda: take_device(config.num_devices, config.device, ranks))
     if config.num_threads > 0:
         torch.set_num_threads(config.num_threads)
     return pick_device(config.device)
