@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -15,14 +15,22 @@ from unirl.samplers.noise import keyed_noise
 from unirl.samplers.parametrisation import start_scale
 from unirl.samplers.solvers import make_solver
 
+NoteProgress = Callable[[float], None]
+"""Takes how many samples of a request the work done so far makes, parts of them included."""
+
 
 @torch.no_grad()
 def sample_with_model(
-    model: DiffusionModel, request: RolloutRequest, forward_batch_size: int, device: torch.device
+    model: DiffusionModel,
+    request: RolloutRequest,
+    forward_batch_size: int,
+    device: torch.device,
+    note_progress: NoteProgress = lambda num_samples: None,
 ) -> Rollout:
     """Encode each prompt once, denoise in batches of forward_batch_size (0: all), decode.
 
-    Batches do not change the samples' noise, which is keyed per sample.
+    Batches do not change the samples' noise, which is keyed per sample. `note_progress` is told
+    after each denoising step.
     """
     per_sample = torch.arange(len(request.prompts)).repeat_interleave(request.samples_per_prompt)
     records, sampling = request.prompts.records, request.sampling
@@ -31,7 +39,7 @@ def sample_with_model(
     negative = None if negative is None else negative.select(per_sample)
     trajectories, images = [], []
     for rows in torch.arange(len(request)).split(forward_batch_size or len(request)):
-        trajectory = _denoise(model, request, rows, conditioning, negative, device)
+        trajectory = _denoise(model, request, rows, conditioning, negative, device, note_progress)
         trajectories.append(trajectory)
         images.append(model.decode(trajectory.final_latents, sampling).cpu())
     return Rollout(
@@ -51,6 +59,7 @@ def _denoise(
     conditioning: Conditioning,
     negative: Conditioning | None,
     device: torch.device,
+    note_progress: NoteProgress,
 ) -> Trajectory:
     sampling = request.sampling
     shape = model.latent_shape(sampling)
@@ -66,6 +75,8 @@ def _denoise(
             None if negative is None else negative.select(rows[asked.first]),
             sampling,
         )
+        num_steps = len(request.sigmas) - 1
+        note_progress(int(rows[0]) + len(rows) * (step + 1) / num_steps)
         return kinds[asked.kind.to(device)]
 
     return sample_trajectory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 
@@ -28,13 +29,16 @@ class TrainsideEngine(RolloutEngine):
         device: torch.device,
         train_version: Callable[[], int],
         gathered: Callable[[], AbstractContextManager[None]],
+        note_progress: Callable[[RolloutRequest, float], None] = lambda request, num_samples: None,
     ) -> None:
-        """`gathered` is entered around each generation."""
+        """`gathered` is entered around each generation, and `note_progress` told after each of its
+        denoising steps how many samples of the request that makes."""
         self._model = model
         self._forward_batch_size = forward_batch_size
         self._device = device
         self._train_version = train_version
         self._gathered = gathered
+        self._note_progress = note_progress
 
     @property
     def parts(self) -> Sequence[Movable]:
@@ -47,4 +51,10 @@ class TrainsideEngine(RolloutEngine):
                 f"asked to sample from weight version {request.weight_version}, holding {held}"
             )
         with self._gathered():
-            return sample_with_model(self._model, request, self._forward_batch_size, self._device)
+            return sample_with_model(
+                self._model,
+                request,
+                self._forward_batch_size,
+                self._device,
+                partial(self._note_progress, request),
+            )

@@ -7,8 +7,8 @@ same settings the numbers are those that the run logged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from unirl.checkpoint.state import read_trainer_state
 from unirl.config.schema import RunConfig
 from unirl.config.suites import asked_suites
 from unirl.core.errors import ConfigError
-from unirl.core.types import PromptSuite
+from unirl.core.types import PromptSuite, RolloutRequest
 from unirl.distributed.agreement import require_visible
 from unirl.distributed.ranks import Ranks
 from unirl.models.base import DiffusionModel
@@ -31,9 +31,10 @@ from unirl.runtime.build import build_host, build_reward, load_suite
 from unirl.runtime.export import require_empty
 from unirl.runtime.run_directory import write_config
 from unirl.runtime.trained import put_weights, take_own_device, untrained_model
-from unirl.tracking.activity import Activity
+from unirl.tracking.activity import Activity, Count
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import JsonlSink
+from unirl.tracking.running import Running
 from unirl.tracking.tracker import Row, Tracker
 from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.clock import NoMeter, PhaseClock
@@ -88,20 +89,17 @@ def assess(
         model = ranks.together(lambda: untrained_model(config, device))
     with activity.doing("loading what scores"):
         reward = ranks.together(lambda: _reward(config, model, suites))
-    evaluator = _evaluator(config, model, suites, reward, device, folder, ranks)
+    evaluations = _Evaluations(config, model, suites, reward, device, folder, activity, ranks)
     ranks.on_main(lambda: write_config(config, folder / "config.yaml"))
-    total = sum(num_prompts.values())
     base: Mapping[str, float] = {}
     sinks = [JsonlSink(folder / "metrics.jsonl")] if ranks.is_main else []
     with Tracker(sinks) as tracker:
         if checkpoint is None or with_base:
-            bar = activity.counting("untrained model", total)
-            base = _evaluated(evaluator, 0, tracker, bar)
+            base = evaluations.run("untrained model", 0, tracker)
         if checkpoint is None:
             return Assessment(num_prompts, base, {}, {})
         ranks.together(lambda: put_weights(model, config, checkpoint, shadow))
-        bar = activity.counting(checkpoint.name, total)
-        metrics = _evaluated(evaluator, step, tracker, bar)
+        metrics = evaluations.run(checkpoint.name, step, tracker)
     changes = ranks.on_main(lambda: changes_between(folder, 0, step)) if with_base else {}
     return Assessment(num_prompts, metrics, base, changes)
 
@@ -117,45 +115,61 @@ def _reward(
     return reward
 
 
-def _evaluator(
-    config: RunConfig,
-    model: DiffusionModel,
-    suites: Sequence[PromptSuite],
-    reward: RewardService,
-    device: torch.device,
-    folder: Path,
-    ranks: Ranks,
-) -> Evaluator:
-    engine = TrainsideEngine(
-        model, config.rollout.forward_batch_size, device, lambda: 0, nullcontext
-    )
-    residency = ResidencyPlanner(
-        ResidencyPolicy.of(config),
-        {Role.ROLLOUT: engine.parts, Role.REWARD: reward.parts},
-        lambda transition: None,
-        ranks.barrier,
-    )
-    clock = PhaseClock(NoMeter())
-    phases = Phases(engine, reward, SharedWeights(_Untrained()), residency, clock, ranks)
-    requests = RequestFactory(config, model, make_algorithm(config.algorithm))
-    archive = EvaluationArchive(folder, config)
-    return Evaluator(config, phases, requests, suites, archive, lambda: False)
+class _Evaluations:
+    """Evaluates the model as it is, and shows how far that is."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: DiffusionModel,
+        suites: Sequence[PromptSuite],
+        reward: RewardService,
+        device: torch.device,
+        folder: Path,
+        activity: Activity,
+        ranks: Ranks,
+    ) -> None:
+        self._total = sum(map(len, suites))
+        self._activity = activity
+        self._ranks = ranks
+        self._running = Running()
+        self._count = Count(self._total, lambda num_done: None)
+        engine = TrainsideEngine(
+            model,
+            config.rollout.forward_batch_size,
+            device,
+            lambda: 0,
+            nullcontext,
+            self._note_sampled,
+        )
+        residency = ResidencyPlanner(
+            ResidencyPolicy.of(config),
+            {Role.ROLLOUT: engine.parts, Role.REWARD: reward.parts},
+            lambda transition: None,
+            ranks.barrier,
+        )
+        clock = PhaseClock(NoMeter(), running=self._running)
+        phases = Phases(engine, reward, SharedWeights(_Untrained()), residency, clock, ranks)
+        requests = RequestFactory(config, model, make_algorithm(config.algorithm))
+        archive = EvaluationArchive(folder, config)
+        self._evaluator = Evaluator(config, phases, requests, suites, archive, lambda: False)
+
+    def run(self, what: str, step: int, tracker: Tracker) -> Mapping[str, float]:
+        """Metrics of an evaluation that is logged at `step`."""
+        counting = self._activity.counting(what, self._total, "prompts", self._running)
+        with counting as self._count:
+            found = self._evaluator.run(step, sync_weights=False, note_progress=self._count.reach)
+        assert found is not None, "nobody asks it to stop"
+        tracker.log(Row("eval", step, 0, found.metrics))
+        return found.metrics
+
+    def _note_sampled(self, request: RolloutRequest, num_samples: float) -> None:
+        """By this rank; the others are about as far."""
+        num_prompts = num_samples / request.samples_per_prompt
+        self._count.within(num_prompts * self._ranks.world_size)
 
 
 class _Untrained:
     """No step is taken, so there is one version."""
 
     weight_version = 0
-
-
-def _evaluated(
-    evaluator: Evaluator,
-    step: int,
-    tracker: Tracker,
-    bar: AbstractContextManager[Callable[[int], None]],
-) -> Mapping[str, float]:
-    with bar as note_progress:
-        evaluation = evaluator.run(step, sync_weights=False, note_progress=note_progress)
-    assert evaluation is not None, "nobody asks it to stop"
-    tracker.log(Row("eval", step, 0, evaluation.metrics))
-    return evaluation.metrics

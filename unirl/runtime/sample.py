@@ -22,7 +22,7 @@ from unirl.models.condition_images import require_images
 from unirl.rollout.sampling import sample_with_model
 from unirl.runtime.export import require_empty
 from unirl.runtime.trained import put_weights, take_own_device, untrained_model
-from unirl.tracking.activity import Activity
+from unirl.tracking.activity import Activity, Count
 from unirl.tracking.files import replacing
 from unirl.tracking.media import save_before_after
 from unirl.trainer.evaluation import film_strips
@@ -67,13 +67,13 @@ def sample_checkpoint(
     written: list[Sampled] = []
     before = None
     if checkpoint is None or with_base:
-        with activity.doing(f"sampling with the untrained model, {len(request)} in all"):
-            before = _sample(model, config, request, device)
+        with activity.counting("untrained model", len(request), "samples") as count:
+            before = _sample(model, config, request, device, count)
         written += write_samples(before, request, output, "" if checkpoint is None else "base-")
     if checkpoint is not None:
         put_weights(model, config, checkpoint, shadow)
-        with activity.doing(f"sampling with {checkpoint.name}, {len(request)} in all"):
-            after = _sample(model, config, request, device)
+        with activity.counting(checkpoint.name, len(request), "samples") as count:
+            after = _sample(model, config, request, device, count)
         written += write_samples(after, request, output, "")
         if before is not None:
             _write_pairs(before, after, request, output, config.logging.media_scale)
@@ -102,10 +102,15 @@ def _request(
 
 
 def _sample(
-    model: DiffusionModel, config: RunConfig, request: RolloutRequest, device: torch.device
+    model: DiffusionModel,
+    config: RunConfig,
+    request: RolloutRequest,
+    device: torch.device,
+    count: Count,
 ) -> Tensor:
     """[B, 3, H, W] uint8, of videos [B, F, 3, H, W]."""
-    return sample_with_model(model, request, config.rollout.forward_batch_size, device).images
+    batch_size = config.rollout.forward_batch_size
+    return sample_with_model(model, request, batch_size, device, count.reach).images
 
 
 def write_samples(

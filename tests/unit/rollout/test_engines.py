@@ -29,6 +29,7 @@ from unirl.core.errors import ResidencyError, WeightSyncError
 from unirl.core.types import Rollout, RolloutRequest
 from unirl.models.lora import adapter_parameters
 from unirl.rollout.replica import ReplicaEngine
+from unirl.rollout.sampling import sample_with_model
 from unirl.rollout.trainside import TrainsideEngine
 from unirl.samplers.kernels import make_kernel
 from unirl.samplers.noise import keyed_noise
@@ -108,6 +109,13 @@ def test_the_forward_batch_size_does_not_change_the_noise_or_the_order_of_sample
     start = keyed_noise(request.initial_noise_keys, LATENT_SHAPE)
     assert torch.equal(parts.trajectory.latents[:, 0], start)
     assert torch.equal(whole.trajectory.latents[:, 0], start)
+
+
+def test_progress_counts_every_step_of_every_batch_and_ends_with_all_samples():
+    request = rollout_request(num_prompts=1, samples_per_prompt=3, num_steps=4)
+    noted: list[float] = []
+    sample_with_model(tiny_model(), request, 2, CPU, noted.append)
+    assert noted == [0.5, 1.0, 1.5, 2.0, 2.25, 2.5, 2.75, 3.0]
 
 
 def test_equal_start_keys_give_equal_starts_with_step_noise_of_their_own():
