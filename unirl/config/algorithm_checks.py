@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from unirl.config import catalog
 from unirl.config.components import algorithm_capabilities, is_own
@@ -50,14 +51,20 @@ def ignored_advantages(config: RunConfig) -> Iterator[Problem]:
     path = config.algorithm.path
     if is_own(path) or algorithm_capabilities(config).needs_advantages:
         return
-    for name in ADVANTAGE_KEYS:
-        default = RunConfig.model_fields[name].default
-        if getattr(config, name) != default:
+    asked = {name: (getattr(config, name), _default(name)) for name in ADVANTAGE_KEYS}
+    clip_max = AlgorithmConfig().adv_clip_max
+    asked["algorithm.adv_clip_max"] = (config.algorithm.adv_clip_max, clip_max)
+    for name, (value, default) in asked.items():
+        if value != default:
             yield Problem(
                 name,
-                f"is {getattr(config, name)!r}, but algorithm.path={path} does not train on "
-                f"advantages. Set {name}={str(default).lower()}.",
+                f"is {value!r}, but algorithm.path={path} does not train on advantages. "
+                f"Set {name}={str(default).lower()}.",
             )
+
+
+def _default(name: str) -> Any:
+    return RunConfig.model_fields[name].default
 
 
 def advantages(config: RunConfig) -> Iterator[Problem]:

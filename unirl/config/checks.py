@@ -28,7 +28,13 @@ from unirl.config.components import (
     is_own,
     require_known,
 )
-from unirl.config.geometry import batch_geometry, device_geometry, image_size, stochastic_steps
+from unirl.config.geometry import (
+    batch_geometry,
+    device_geometry,
+    image_size,
+    prompt_length,
+    stochastic_steps,
+)
 from unirl.config.guidance_checks import guidance_of_experts, guidance_taken
 from unirl.config.keys import nearest_name
 from unirl.config.problem import Problem
@@ -61,9 +67,12 @@ from unirl.config.schema import AUTO, RunConfig, ScorerConfig
 from unirl.config.tracking_checks import tracker_packages
 from unirl.config.unread_keys import (
     CHOICES,
+    SYNC_KEYS,
     unread_choices,
+    unread_judge_weights,
     unread_kernel,
     unread_starts,
+    unread_sync,
     unread_thinning,
 )
 from unirl.config.video_checks import frames, recorded_videos
@@ -437,13 +446,15 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
     trained_scorers: ("reward.scorers",),
     reward_present: ("reward", "algorithm.path", "eval_interval", "reward_fraction"),
     ignored_options: ("algorithm",),
-    ignored_advantages: ("algorithm.path", *ADVANTAGE_KEYS),
+    ignored_advantages: ("algorithm.path", "algorithm.adv_clip_max", *ADVANTAGE_KEYS),
     unread_choices: (
         *("algorithm.path", "reward"),
         *(key for rule in CHOICES for key in (rule.key, rule.choice)),
     ),
     unread_kernel: ("eval_sampling.kernel", "eval_eta"),
     unread_starts: ("sampling",),
+    unread_judge_weights: ("eval_rewards",),
+    unread_sync: (*SYNC_KEYS, "rollout.engine", "stack.lora"),
     unread_thinning: ("sampling", "algorithm"),
     advantages: ("adv_best_of", "adv_group", "sampling"),
     schedules: ("sampling", "eval_sampling", "accumulate_rollouts"),
@@ -463,6 +474,7 @@ _CHECKS: dict[Check, tuple[str, ...]] = {
         *("sampling.low_noise_guidance_scale", "sampling.guidance_scale"),
         *("eval_sampling", "model.family"),
     ),
+    prompt_length: ("model.max_sequence_length", "model.family", "model.path", "model.release"),
     image_size: ("sampling.height", "sampling.width", "eval_sampling", "model.family"),
     batch_geometry: (
         "batch_size",

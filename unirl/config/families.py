@@ -14,6 +14,14 @@ class Setting:
     value: object
 
 
+@dataclass(frozen=True)
+class FileKey:
+    """`key` in a model folder's `file`."""
+
+    file: str
+    key: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     path: str
@@ -33,6 +41,10 @@ class ModelEntry:
     frames_over: int = 1
     min_frames: int = 1
     max_frames: int | None = None
+    takes_length: bool = True
+    """Reads model.max_sequence_length."""
+    length_multiple: FileKey | None = None
+    """Where it stands what model.max_sequence_length must be a multiple of."""
     num_images: range = field(default=range(1))
     """How many condition images a prompt may come with."""
     unguided: Setting | None = None
@@ -80,6 +92,7 @@ MODELS = {
         size_multiple=4,
         block_classes=("Block",),
         fixed_size=(16, 32),
+        takes_length=False,
     ),
     "sd3": ModelEntry(
         path="unirl.models.sd3:StableDiffusion3Model",
@@ -127,6 +140,7 @@ MODELS = {
         block_classes=("BasicTransformerBlock", "ResnetBlock2D"),
         pipelines=("StableDiffusionPipeline",),
         trained_levels=True,
+        takes_length=False,
     ),
     "sdxl": ModelEntry(
         path="unirl.models.sdxl:StableDiffusionXLModel",
@@ -136,6 +150,7 @@ MODELS = {
         block_classes=("BasicTransformerBlock", "ResnetBlock2D"),
         pipelines=("StableDiffusionXLPipeline",),
         trained_levels=True,
+        takes_length=False,
     ),
     "qwen_image": ModelEntry(
         path="unirl.models.qwen_image:QwenImageModel",
@@ -179,6 +194,9 @@ MODELS = {
         block_classes=("LTX2VideoTransformerBlock",),
         pipelines=("LTX2Pipeline",),
         frame_stride=8,
+        length_multiple=FileKey(
+            "connectors/config.json", "video_connector_num_learnable_registers"
+        ),
     ),
     "z_image": ModelEntry(
         path="unirl.models.z_image:ZImageModel",

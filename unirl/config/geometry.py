@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from unirl.config import catalog
 from unirl.config.components import algorithm_capabilities
+from unirl.config.model_files import value_in_files
 from unirl.config.problem import Problem
-from unirl.config.schema import RunConfig, SamplingConfig
+from unirl.config.schema import ModelConfig, RunConfig, SamplingConfig
 from unirl.config.step_selection import selection_problems
 
 
@@ -121,6 +122,32 @@ def _starts(sampling: SamplingConfig) -> Iterator[Problem]:
             "sampling.samples_per_start",
             f"sampling.samples_per_prompt {group} / sampling.samples_per_start {per_start} = "
             f"{group / per_start:.2f} starts, which is not a whole number. Set it to {near}.",
+        )
+
+
+def prompt_length(config: RunConfig) -> Iterator[Problem]:
+    """Tokens of a prompt that the family reads and the model's files allow."""
+    entry, length = catalog.MODELS.get(config.model.family), config.model.max_sequence_length
+    if entry is None:
+        return  # the user's own family: only it knows
+    default = ModelConfig().max_sequence_length
+    if not entry.takes_length and length != default:
+        yield Problem(
+            "model.max_sequence_length",
+            f"is {length}, but model.family={config.model.family} has a length of its own and does "
+            f"not read it. Set it to {default}.",
+        )
+    if entry.length_multiple is None:
+        return
+    file, key = entry.length_multiple.file, entry.length_multiple.key
+    multiple = value_in_files(config.model, file, key)
+    if isinstance(multiple, int) and length % multiple:
+        below = length // multiple * multiple
+        near = f"{below} or {below + multiple}" if below else f"{multiple}"
+        yield Problem(
+            "model.max_sequence_length",
+            f"is {length}, but this model needs a multiple of {multiple} ({key} in its {file}). "
+            f"Set it to {near}.",
         )
 
 

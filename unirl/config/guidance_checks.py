@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from unirl.config import catalog
 from unirl.config.families import Setting
+from unirl.config.model_files import value_in_files
 from unirl.config.problem import Problem
-from unirl.config.resources import RELEASES, resolve_path
 from unirl.config.schema import EvalSamplingConfig, ModelConfig, RunConfig, SamplingConfig
 
 
@@ -41,19 +40,7 @@ def guidance_taken(config: RunConfig) -> Iterator[Problem]:
 
 
 def _says(model: ModelConfig, setting: Setting) -> bool:
-    """Of the model's folder or, while there is none, of the release it will be."""
-    folder = resolve_path(model.path)
-    if not (model.path and folder.is_dir()):
-        folder = RELEASES / (model.release or "")
-    return _read(folder / setting.file).get(setting.key) == setting.value
-
-
-def _read(file: Path) -> dict[str, object]:
-    """Empty where it cannot be read, which is told when the model loads."""
-    try:
-        return dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return value_in_files(model, setting.file, setting.key) == setting.value
 
 
 def guidance_of_experts(config: RunConfig) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from unirl.config.components import algorithm_capabilities
+from unirl.config.components import algorithm_capabilities, sync_name
 from unirl.config.problem import Problem
 from unirl.config.schema import RunConfig
 from unirl.config.step_selection import earliest_last_step, selection_problems
@@ -52,17 +52,27 @@ CHOICES = (
     ReadWith("reward.retry_seconds", "reward.on_failure", ("retry",)),
     ReadWith("algorithm.ema_decay", "algorithm.reference", ("ema",)),
     ReadWith("train_fraction", "layout", ("separate",)),
+    ReadWith(
+        "sampling.sde_steps.min_rollouts_per_window",
+        "sampling.sde_steps.window_pace",
+        ("decay", "exp_decay"),
+    ),
+    ReadWith("backend.prefetch", "backend.mesh", ("full", "hybrid")),
+    ReadWith("backend.defer_reduce", "backend.mesh", ("full", "hybrid")),
 )
+"""A key that several choices leave unread is told with the first of them."""
 
 
 def unread_choices(config: RunConfig) -> Iterator[Problem]:
     """Keys that differ from their defaults and that the named choice beside them does not read."""
+    told: set[str] = set()
     for rule in CHOICES:
-        if not _is_there(config, rule.key):
+        if rule.key in told or not _is_there(config, rule.key):
             continue
         value, default = attrgetter(rule.key)(config), _default(rule.key)
         chosen = attrgetter(rule.choice)(config)
         if value != default and chosen not in rule.values:
+            told.add(rule.key)
             yield Problem(
                 rule.key,
                 f"is {json.dumps(value)}, but {rule.choice}={chosen} does not read it; "
@@ -81,6 +91,35 @@ def _is_there(config: RunConfig, key: str) -> bool:
 
 def _default(key: str) -> Any:
     return attrgetter(key)(RunConfig())
+
+
+SYNC_KEYS = ("weight_sync_interval", "sync.verify", "rollout_resident")
+
+
+def unread_sync(config: RunConfig) -> Iterator[Problem]:
+    """Keys of an engine with weights of its own, where the trained ones sample."""
+    if sync_name(config) is not None:
+        return
+    for key in SYNC_KEYS:
+        value, default = attrgetter(key)(config), _default(key)
+        if value != default:
+            yield Problem(
+                key,
+                f"is {json.dumps(value)}, but rollout.engine={config.rollout.engine} samples with "
+                f"the train stack's own weights: nothing is synced or parked. Set "
+                f"{key}={json.dumps(default)}, or rollout.engine=replica.",
+            )
+
+
+def unread_judge_weights(config: RunConfig) -> Iterator[Problem]:
+    """Judges are shown one by one and never added up."""
+    for name, judge in config.eval_rewards.items():
+        if judge.weight != 1:
+            yield Problem(
+                f"eval_rewards.{name}.weight",
+                f"is {judge.weight:g}, but judges are not added up: a weight counts in "
+                "reward.scorers and eval_suites. Remove the key.",
+            )
 
 
 def unread_kernel(config: RunConfig) -> Iterator[Problem]:

@@ -81,6 +81,9 @@ def test_keys_of_advantages_that_nobody_reads_are_told(path: str) -> None:
     overrides = {"algorithm": {"path": path}, "adv_epsilon": 1e-4, "adv_use_global_std": True}
     assert "Set adv_use_global_std=false" in found(overrides, "adv_use_global_std")
     assert path in found(overrides, "adv_epsilon")
+    clipped = {"algorithm": {"path": path, "adv_clip_max": 2.0}}
+    assert "Set algorithm.adv_clip_max=5.0" in found(clipped, "algorithm.adv_clip_max")
+    assert not found({"algorithm.adv_clip_max": 2.0}, "algorithm.adv_clip_max")
     assert not found({**overrides, "algorithm": {"path": "flow_grpo"}}, "adv_epsilon")
 
 

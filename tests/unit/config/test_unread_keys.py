@@ -42,6 +42,12 @@ def test_of_every_key_of_the_stochastic_steps_it_is_known_who_reads_it() -> None
         ("reward.retry_seconds", 2.0, {"on_failure": "drop_group"}, "retry"),
         ("algorithm.ema_decay", 0.5, {"reference": "base"}, "ema"),
         ("train_fraction", 0.7, {}, "separate"),
+        (
+            *(f"{STEPS}.min_rollouts_per_window", 2),
+            *({"strategy": "progressive", "num_steps": 2}, "decay"),
+        ),
+        ("backend.prefetch", 0, {"mesh": "no_shard"}, "full"),
+        ("backend.defer_reduce", True, {"mesh": "no_shard"}, "full"),
     ],
 )
 def test_a_key_of_another_choice_is_told_with_both_ways_out(
@@ -69,6 +75,30 @@ def test_keys_of_the_choice_itself_are_fine(overrides: dict[str, Any]) -> None:
     told = {problem.key for problem in problems(run_config({**TEN_STEPS, **overrides}))}
     assert not told & overrides.keys()
     assert not any(key.startswith(f"{STEPS}.") for key in told)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("weight_sync_interval", 2), ("sync.verify", False), ("rollout_resident", False)],
+)
+def test_keys_of_an_engine_with_weights_of_its_own_need_one(key: str, value: Any) -> None:
+    message = found({key: value}, key)
+    assert f"Set {key}=" in message
+    assert message.endswith("rollout.engine=replica.")
+    assert not found({key: value, "rollout.engine": "replica"}, key)
+
+
+def test_a_judge_has_no_weight() -> None:
+    key = "eval_rewards.sharp.weight"
+    for weight, is_told in ((2.0, True), (0.0, True), (1.0, False)):
+        judges = {"eval_rewards": {"sharp": {"path": "jpeg_size", "weight": weight}}}
+        assert bool(found(judges, key)) == is_told
+
+
+def test_a_key_that_two_choices_leave_unread_is_told_once() -> None:
+    key = f"{STEPS}.min_rollouts_per_window"
+    told = problems(run_config({**TEN_STEPS, STEPS: {"strategy": "all"}, key: 2}))
+    assert [problem.key for problem in told].count(key) == 1
 
 
 def test_a_key_that_the_algorithm_never_reads_is_told_once() -> None:

@@ -93,7 +93,7 @@ def without_each(words: Sequence[str]) -> list[list[str]]:
         ),
         ((AUTO, *NULL[:2], "reward_resident=true"), 78, ["reward_resident=null"]),
         ((AUTO, *NULL), 60, [CHECKPOINTING]),
-        (("rollout.engine=trainside", "train_resident=true"), 60, [CHECKPOINTING]),
+        (("rollout.engine=trainside", "train_resident=true", NULL[1]), 60, [CHECKPOINTING]),
     ],
 )
 def test_the_smallest_change_is_found_and_makes_it_fit(
