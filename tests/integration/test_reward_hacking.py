@@ -31,6 +31,10 @@ HACKED = (
     "num_rollouts=6",
 )
 STOPPED = (*HACKED, "stop_on=[hacking]")
+SUITE = (
+    "{data:'pkg:numbers/train.jsonl',num_prompts:4,"
+    "scorers:{dark:{path:'test_reward_hacking:Dark'}}}"
+)
 
 
 def alarms(run: Run) -> list[float]:
@@ -77,6 +81,13 @@ def test_an_alarm_at_the_last_evaluation_is_in_the_exit_code_of_the_whole_run(
     again = train(run.directory, *settings, "load_dir=auto")
     assert again.exit_code == 0, "complete"
     assert again.numbers() == run.numbers()
+
+
+def test_a_scorer_of_a_suite_ends_a_run_too(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", *STOPPED, "~eval_rewards", f"+eval_suites.own={SUITE}")
+    assert run.exit_code == CONDITION_MET, run.errors
+    assert "dark of suite own fell by" in run.output
+    assert run.rows("eval")[-1]["eval/own/hacking_alarm_dark"] == 1
 
 
 def test_all_ranks_end_together(pool: RankPool, tmp_path: Path) -> None:

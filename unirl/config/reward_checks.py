@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from unirl.config.components import absent_packages, algorithm_capabilities
 from unirl.config.problem import Problem
 from unirl.config.schema import RunConfig, ScorerConfig
+from unirl.config.suites import watched_scores
 from unirl.core.types import MAIN_SUITE
 
 
@@ -81,9 +82,9 @@ def best_metric(config: RunConfig) -> Iterator[Problem]:
 
 
 def stop_conditions(config: RunConfig) -> Iterator[Problem]:
-    watches = config.eval_interval and (config.eval_rewards or config.eval_suites)
+    watches = config.eval_interval and any(watched_scores(config).values())
     if "hacking" in config.stop_on and not watches:
-        empty = "eval_rewards and eval_suites are empty"
+        empty = "eval_rewards and eval_suites have no scorer that the reward has not"
         lacking = empty if config.eval_interval else "eval_interval is 0"
         yield Problem(
             "stop_on",

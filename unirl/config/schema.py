@@ -547,8 +547,8 @@ class RunConfig(Block):
     """Further prompts that are sampled and scored at every evaluation, by name."""
     stop_on: list[Literal["hacking"]] = []
     """End the run, with a checkpoint and exit code 4, when this is found. hacking: at an evaluation
-    the reward has risen and a judge of eval_rewards, or a scorer of eval_suites, has fallen, each
-    by more than its 95 % interval."""
+    the reward on data.eval has risen and a judge of eval_rewards, or a scorer of eval_suites that
+    the reward has not, has fallen, each by more than its 95 % interval."""
 
     save_interval: Count = 0
     """Rollouts between checkpoints; 0 turns them off. When on, the last rollout is saved too."""

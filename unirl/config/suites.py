@@ -1,4 +1,4 @@
-"""Which prompts a run is evaluated on: data.eval, then the suites with prompts of their own."""
+"""Which prompts a run is evaluated on, data.eval and then suites, and what is watched there."""
 
 from __future__ import annotations
 
@@ -47,3 +47,20 @@ def asked_suites(config: RunConfig) -> tuple[AskedSuite, ...]:
         for name, suite in config.eval_suites.items()
     )
     return (main, *own)
+
+
+def watched_scores(config: RunConfig) -> dict[str, tuple[str, ...]]:
+    """What the reward does not ask for, by suite: judges of data.eval, and of further suites the
+    scorers that the reward has not.
+
+    A scorer of the reward may fall while another one rises, as their weights decide.
+    """
+    scorers = {} if config.reward is None else config.reward.scorers
+    asked = [(scorer.path, scorer.args) for scorer in scorers.values() if scorer.weight != 0]
+    of_suites = {
+        suite: tuple(
+            name for name, own in block.scorers.items() if (own.path, own.args) not in asked
+        )
+        for suite, block in config.eval_suites.items()
+    }
+    return {MAIN_SUITE: tuple(config.eval_rewards), **of_suites}

@@ -1,16 +1,17 @@
 """Whether the reward that is trained on and what training never sees have parted.
 
-Watched are the judges of data.eval, which look at the samples of the held-out reward itself, and
-the scorers of every further suite, which look at prompts of their own. The alarm goes off when,
-since the evaluation at which one of them thought best of the model, the held-out reward rose and
-its score fell, each by more than its 95 % interval (`tracking.intervals`, paired by prompt). It is
-worked out from the records on disk, so a resumed run comes to the same answer. Imports no torch.
+The proxy is the reward on data.eval. Watched are judges of the same samples, and scorers of further
+suites, which look at prompts of their own (`config.suites.watched_scores` says which). The alarm
+goes off when, since the evaluation at which one of them thought best of the model, the held-out
+reward rose and its score fell, each by more than its 95 % interval (`tracking.intervals`, paired by
+prompt). It is worked out from the records on disk, so a resumed run comes to the same answer.
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,31 +66,27 @@ class Divergence:
         )
 
 
-def divergences(run_dir: Path, step: int) -> list[Divergence]:
-    """Of everything that is watched in the evaluation at `step`; none at the first evaluation."""
-    suites = evaluated_suites(run_dir, step)
-    return [found for suite in suites for found in _of_suite(run_dir, suite, step)]
+def divergences(run_dir: Path, step: int, watched: Mapping[str, Sequence[str]]) -> list[Divergence]:
+    """Of the watched scores of each suite in the evaluation at `step`; none at the first one."""
+    suites = [suite for suite in evaluated_suites(run_dir, step) if watched.get(suite)]
+    return [found for suite in suites for found in _of_suite(run_dir, suite, step, watched[suite])]
 
 
-def _of_suite(run_dir: Path, suite: str, step: int) -> Iterator[Divergence]:
+def _of_suite(run_dir: Path, suite: str, step: int, watched: Sequence[str]) -> Iterator[Divergence]:
     now = read_evaluation(evaluation_file(run_dir, suite, step))
     earlier = {
         other: read_evaluation(evaluation_file(run_dir, suite, other))
         for other in evaluation_steps(run_dir, suite)
         if other < step
     }
-    for name in scores_by_prompt(now):
-        since = max(earlier, key=lambda other: _mean(earlier[other], name), default=None)
-        if since is None or not _is_watched(suite, name):
-            continue
+    if not earlier:
+        return
+    for score in watched:
+        name = f"judge_{score}" if suite == MAIN_SUITE else score
+        since = max(earlier, key=lambda other: _mean(earlier[other], name))
         changes, rewards = paired_changes(earlier[since], now), _main_changes(run_dir, since, step)
         if name in changes and "reward" in rewards:
-            score = name.removeprefix("judge_")
             yield Divergence(suite, score, since, rewards["reward"], changes[name])
-
-
-def _is_watched(suite: str, name: str) -> bool:
-    return name.startswith("judge_") if suite == MAIN_SUITE else name != "reward"
 
 
 def _main_changes(run_dir: Path, first: int, last: int) -> dict[str, Interval]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unirl.config.schema import RunConfig
+from unirl.config.suites import watched_scores
 from unirl.core.types import MAIN_SUITE
 from unirl.tracking.evaluations import (
     EvaluatedSample,
@@ -44,6 +45,7 @@ class EvaluationArchive:
         self._run_dir = run_dir
         self._num_images = config.logging.media_max_items
         self._scale = config.logging.media_scale
+        self._watched = watched_scores(config)
 
     def save(self, step: int, suites: Sequence[EvaluatedSuite]) -> list[Panel]:
         """Write an evaluation after `step` rollouts; returns its pictures.
@@ -75,7 +77,7 @@ class EvaluationArchive:
 
     def divergences(self, step: int) -> list[Divergence]:
         """How reward and judges moved up to this evaluation; none at the first."""
-        return divergences(self._run_dir, step)
+        return divergences(self._run_dir, step, self._watched)
 
     def _sheets(
         self, step: int, images: NDArray[np.uint8], pictures: Sequence[Picture]

@@ -64,7 +64,7 @@ REJECTIONS = [
     ),
     (["+eval_rewards.reward.path=ocr"], "eval_rewards.reward", ["taken by the total reward"]),
     (["+eval_rewards.ocr.path=ocr"], "eval_rewards.ocr", ["the name of reward.scorers.ocr too"]),
-    (["stop_on=[hacking]", "~eval_rewards"], "stop_on", ["eval_rewards and eval_suites are empty"]),
+    (["stop_on=[hacking]", "~eval_rewards"], "stop_on", ["no scorer that the reward has not"]),
     (["stop_on=[hacking]", "eval_interval=0"], "stop_on", ["eval_interval is 0"]),
     (["eval_suites={eval:{data:a.txt,scorers:{}}}"], "eval_suites.eval", ["data.eval"]),
     (["eval_suites={a:{data:a.txt,scorers:{}}}"], "eval_suites.a.scorers", ["is empty"]),

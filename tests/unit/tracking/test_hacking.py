@@ -11,6 +11,7 @@ from unirl.tracking.evaluations import EvaluatedSample, write_evaluation
 from unirl.tracking.hacking import Divergence, divergences
 
 PROMPTS = 20
+WATCHED = {"eval": ("dark",), "photos": ("ocr", "color")}
 
 
 def evaluate(
@@ -46,9 +47,9 @@ def alarms(found: list[Divergence]) -> dict[str, bool]:
 def test_a_judge_is_compared_with_the_evaluation_at_which_it_was_highest(tmp_path: Path) -> None:
     for step, reward, dark in ((0, 0.4, 0.5), (5, 0.5, 0.6), (10, 0.7, 0.4)):
         evaluate(tmp_path, "eval", step, reward, judges={"dark": dark})
-    assert divergences(tmp_path, 0) == []
-    assert alarms(divergences(tmp_path, 5)) == {"eval/hacking_alarm_dark": False}
-    (found,) = divergences(tmp_path, 10)
+    assert divergences(tmp_path, 0, WATCHED) == []
+    assert alarms(divergences(tmp_path, 5, WATCHED)) == {"eval/hacking_alarm_dark": False}
+    (found,) = divergences(tmp_path, 10, WATCHED)
     assert (found.since, found.is_alarm) == (5, True)
     assert "judge dark fell by 0.2" in found.sentence
 
@@ -57,13 +58,14 @@ def test_a_suites_scorer_is_watched_against_the_held_out_reward(tmp_path: Path) 
     for step, reward, ocr in ((0, 0.4, 0.9), (5, 0.7, 0.5)):
         evaluate(tmp_path, "eval", step, reward, scores={"ocr": reward})
         evaluate(tmp_path, "photos", step, 1 - reward, scores={"ocr": ocr, "color": 0.2})
-    found = divergences(tmp_path, 5)
+    found = divergences(tmp_path, 5, WATCHED)
     assert alarms(found) == {
         "eval/photos/hacking_alarm_ocr": True,
         "eval/photos/hacking_alarm_color": False,
     }
     assert "held-out reward rose by 0.3" in found[0].sentence
     assert "ocr of suite photos fell by 0.4" in found[0].sentence
+    assert divergences(tmp_path, 5, {"photos": ()}) == []
 
 
 def test_what_may_be_chance_or_lowers_the_reward_too_is_no_alarm(tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ def test_what_may_be_chance_or_lowers_the_reward_too_is_no_alarm(tmp_path: Path)
     for step, reward in ((0, 0.7), (5, 0.4)):
         evaluate(tmp_path / "falls", "eval", step, reward, judges={"dark": reward})
     for run_dir in (tmp_path, tmp_path / "falls"):
-        assert alarms(divergences(run_dir, 5)) == {"eval/hacking_alarm_dark": False}
+        assert alarms(divergences(run_dir, 5, WATCHED)) == {"eval/hacking_alarm_dark": False}
 
 
 def test_a_suite_that_is_new_since_a_resume_has_nothing_to_be_compared_with(
@@ -81,4 +83,4 @@ def test_a_suite_that_is_new_since_a_resume_has_nothing_to_be_compared_with(
     evaluate(tmp_path, "eval", 0, 0.4)
     evaluate(tmp_path, "eval", 5, 0.7)
     evaluate(tmp_path, "photos", 5, 0.1, scores={"ocr": 0.1})
-    assert divergences(tmp_path, 5) == []
+    assert divergences(tmp_path, 5, WATCHED) == []

@@ -121,7 +121,7 @@ def test_means_are_over_all_samples_however_they_are_chunked(tmp_path):
 
 def test_the_same_weights_give_the_same_numbers_at_every_evaluation(tmp_path):
     recording = RecordingPhases(ALL)
-    run = evaluator(recording, tmp_path)
+    run = evaluator(recording, tmp_path, eval_rewards={"dark": {"path": "color"}})
     first, second = (run.run(step, sync_weights=True) for step in (0, 7))
     assert first is not None
     assert second is not None
