@@ -93,7 +93,7 @@ def _default(key: str) -> Any:
     return attrgetter(key)(RunConfig())
 
 
-SYNC_KEYS = ("weight_sync_interval", "sync.verify", "rollout_resident")
+SYNC_KEYS = ("weight_sync_interval", "sync.verify")
 
 
 def unread_sync(config: RunConfig) -> Iterator[Problem]:
@@ -106,7 +106,7 @@ def unread_sync(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 key,
                 f"is {json.dumps(value)}, but rollout.engine={config.rollout.engine} samples with "
-                f"the train stack's own weights: nothing is synced or parked. Set "
+                "the train stack's own weights: nothing is synced. Set "
                 f"{key}={json.dumps(default)}, or rollout.engine=replica.",
             )
 

@@ -79,13 +79,19 @@ def test_keys_of_the_choice_itself_are_fine(overrides: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("weight_sync_interval", 2), ("sync.verify", False), ("rollout_resident", False)],
+    [("weight_sync_interval", 2), ("sync.verify", False)],
 )
 def test_keys_of_an_engine_with_weights_of_its_own_need_one(key: str, value: Any) -> None:
     message = found({key: value}, key)
     assert f"Set {key}=" in message
     assert message.endswith("rollout.engine=replica.")
     assert not found({key: value, "rollout.engine": "replica"}, key)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_residency_keys_can_be_set_for_every_engine(value: bool) -> None:
+    assert not found({"rollout_resident": value}, "rollout_resident")
+    assert not found({"reward_resident": value}, "reward_resident")
 
 
 def test_a_judge_has_no_weight() -> None:
