@@ -36,6 +36,22 @@ def test_auto_starts_a_run_and_leaves_a_complete_one_alone(whole: Run) -> None:
     assert contents(whole.directory) == before
 
 
+def test_what_a_kill_at_the_very_end_left_out_is_written_by_the_next_start(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", *AUTO)
+    sessions = run.directory / "sessions.jsonl"
+    sessions.write_text(sessions.read_text().splitlines(keepends=True)[0])
+    for name in ("report.html", "curves.png"):
+        (run.directory / name).unlink()
+    numbers = run.numbers()
+    again = train(run.directory, *AUTO)
+    assert again.exit_code == 0, again.errors
+    assert (run.directory / "report.html").exists()
+    assert (run.directory / "curves.png").exists()
+    sentence = outcome_of(read_run(run.directory)).sentence
+    assert sentence == "All 4 rollouts are done. Resumed 1 time, at rollout 4."
+    assert again.numbers() == numbers
+
+
 def test_auto_passes_over_a_damaged_checkpoint_and_says_why(whole: Run, tmp_path: Path) -> None:
     run = train(tmp_path / "run", *AUTO)
     weights = run.checkpoint(4) / "weights.safetensors"

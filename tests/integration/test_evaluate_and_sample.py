@@ -28,7 +28,9 @@ FEW = "{data:'pkg:numbers/heldout.jsonl',num_prompts:2,scorers:{c:{path:color}}}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = train(tmp_path_factory.mktemp("runs") / "run", *EVALUATED, f"+eval_suites.few={FEW}")
+    run = train(
+        tmp_path_factory.mktemp("runs") / "run", *EVALUATED, QUIET, f"+eval_suites.few={FEW}"
+    )
     assert run.exit_code == 0, run.errors
     return run
 
@@ -50,6 +52,7 @@ def test_a_run_evaluated_again_gives_its_records_images_and_numbers(
 ) -> None:
     code, output, errors = unirl("evaluate", run.directory, "--base", "--output", tmp_path / "out")
     assert code == 0, errors
+    assert "checkpoint-2: 6 prompts" in errors, "quiet was the run, not this command"
     assert len(evaluations(run.directory)) == 2 * (2 + 4 + 2 + 1) + 1
     assert evaluations(tmp_path / "out") == evaluations(run.directory)
     for again, logged in zip(

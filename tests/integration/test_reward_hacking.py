@@ -79,7 +79,8 @@ def test_an_alarm_at_the_last_evaluation_is_in_the_exit_code_of_the_whole_run(
     assert run.exit_code == CONDITION_MET
     assert "stop_on=[hacking] was met by the last evaluation" in run.output
     again = train(run.directory, *settings, "load_dir=auto")
-    assert again.exit_code == 0, "complete"
+    assert again.exit_code == CONDITION_MET
+    assert "is complete: 6 rollouts are done" in again.output
     assert again.numbers() == run.numbers()
 
 

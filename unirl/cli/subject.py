@@ -19,10 +19,12 @@ from unirl.checkpoint.store import find_checkpoint, is_checkpoint_name
 from unirl.cli.compose import compose_and_check
 from unirl.cli.recipes import recipe_folders
 from unirl.config.problem import config_error
-from unirl.config.schema import RunConfig
+from unirl.config.schema import LoggingConfig, RunConfig
 from unirl.core.errors import ConfigError
 
 _NOT_USED = ("backend", "reward_resident", "reward_fraction")
+_OWN_DEFAULTS = ("num_devices=1", f"logging.console={LoggingConfig().console}")
+"""A run on a cluster may have been quiet; who evaluates it sits in front of it."""
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -54,7 +56,7 @@ def read_subject(args: argparse.Namespace, changes: Sequence[str]) -> Subject:
     """
     target = Path(args.recipe).expanduser()
     moved = [] if args.model_path is None else [f"model.path={quoted(args.model_path)}"]
-    overrides = ["num_devices=1", *changes, *moved, *args.overrides]
+    overrides = [*_OWN_DEFAULTS, *changes, *moved, *args.overrides]
     if not target.is_dir() and not _means_a_checkpoint(args.recipe, args.config_dir):
         if args.base:
             raise ConfigError(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from unirl.config.schema import RunConfig
 from unirl.report.page import write_report
 from unirl.runtime.interrupt import GracefulStop
 from unirl.runtime.run_directory import RunDirectory
@@ -15,7 +16,8 @@ from unirl.tracking.evaluations import comparable_since
 from unirl.tracking.intervals import Interval, changes_between
 from unirl.tracking.jsonl import read_rows
 from unirl.tracking.plots import save_costs, save_curves
-from unirl.tracking.sessions import SessionLog, State
+from unirl.tracking.sessions import SessionLog, State, has_finished
+from unirl.trainer.archive import EvaluationArchive
 from unirl.trainer.diffusion import TrainResult
 
 logger = logging.getLogger("unirl.runtime")
@@ -49,6 +51,26 @@ def finish(
         changes = changes_between(directory.path, first, last)
     width = console.width if console.is_terminal else math.inf
     summary(evaluations, changes, directory.path, result.rollouts_done, width)
+
+
+def finish_complete(
+    config: RunConfig,
+    directory: RunDirectory,
+    rollouts_done: int,
+    stop: GracefulStop,
+    console: RunConsole,
+) -> TrainResult:
+    """Of a run that has nothing left to train; writes what a kill at its very end left out."""
+    logger.info("%s is complete: %d rollouts are done", directory.path, rollouts_done)
+    moved = EvaluationArchive(directory.path, config).divergences(rollouts_done)
+    is_hacked = "hacking" in config.stop_on and any(one.is_alarm for one in moved)
+    ended_by = "hacking" if is_hacked else None
+    result = TrainResult(rollouts_done, config.num_rollouts, interrupted=False, ended_by=ended_by)
+    if not has_finished(directory.path):
+        sessions = SessionLog(directory.path)
+        sessions.begin(rollouts_done)
+        finish(directory, result, stop, sessions, console)
+    return result
 
 
 def note_failure(sessions: SessionLog, error: BaseException) -> None:

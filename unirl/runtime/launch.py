@@ -175,6 +175,8 @@ def _report(rank: int, failure: ProcessFailure, folder: Path, stop: _Stop) -> in
         return _interrupted(stop)
     if stop.num_signals == 1 and -failure.exitcode in (signal.SIGINT, signal.SIGTERM):
         return _interrupted(stop)  # it was still starting
+    if failure.exitcode == INTERRUPTED and stop.num_signals:
+        return stop.exit_code  # a rank that does not ask which signal ended it
     if failure.exitcode in STOPPED:  # rank 0 has said so
         return failure.exitcode
     if _has_recorded(failure):

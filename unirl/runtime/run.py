@@ -35,7 +35,7 @@ from unirl.runtime.build import (
     missing_judges,
 )
 from unirl.runtime.doctor import examined_first
-from unirl.runtime.finish import finish, note_failure
+from unirl.runtime.finish import finish, finish_complete, note_failure
 from unirl.runtime.interrupt import CONDITION_MET, GracefulStop
 from unirl.runtime.loop import build_trainer, keep_rule, overlap_bytes, planned_problem
 from unirl.runtime.run_directory import RunDirectory
@@ -93,8 +93,7 @@ def _run(config: RunConfig, stop: GracefulStop, resources: ExitStack, ranks: Ran
     done = _rollouts_done(source)
     if ranks.on_main(lambda: directory.is_complete(done)):
         _require_auto(config, done)
-        logger.info("%s is complete: %d rollouts are done", directory.path, done)
-        return TrainResult(done, config.num_rollouts, interrupted=False)
+        return ranks.on_main(lambda: finish_complete(config, directory, done, stop, console))
     sessions = SessionLog(directory.path)
     try:
         result = _train(config, directory, source.folder, console, stop, resources, ranks, sessions)

@@ -71,8 +71,8 @@ class Activity:
                 progress.update(task, completed=num_done)
                 if int(4 * num_done / total) > quarters:
                     quarters = int(4 * num_done / total)
-                    seconds = (self._now() - began) * (total - num_done) / num_done
-                    left = f", {timedelta(seconds=round(seconds))} left" if seconds else ""
+                    seconds = round((self._now() - began) * (total - num_done) / num_done)
+                    left = f", {timedelta(seconds=seconds)} left" if seconds else ""
                     self._say(f"{what}: {int(num_done)} of {total} {unit}{left}")
 
             yield Count(total, show)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -71,6 +72,15 @@ class SessionLog:
     def _write(self, fields: dict[str, Any]) -> None:
         with output_errors(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(fields) + "\n")
+
+
+def has_finished(run_dir: Path) -> bool:
+    """Whether its last process came to the end of the run, and said so."""
+    file = sessions_file(run_dir)
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    with suppress(ValueError, AttributeError):  # a kill may cut a line
+        return bool(lines) and json.loads(lines[-1]).get("state") == "finished"
+    return False
 
 
 def sessions_file(run_dir: Path) -> Path:

@@ -52,6 +52,17 @@ def stop_slowly() -> int:
     return 128 + signals[0]
 
 
+def be_interrupted() -> int:
+    """As a command that knows nothing of signals, but is watched."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        mark("ready")
+        time.sleep(600)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
 def train() -> int:
     """A rank under watch: all meet in a collective, and rank 2 has its own scenario."""
     import torch
@@ -87,4 +98,5 @@ def mark(name: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit({"greet": greet, "refuse": refuse, "stop": stop_slowly, "train": train}[sys.argv[1]]())
+    scenarios = (greet, refuse, stop_slowly, be_interrupted, train)
+    sys.exit({one.__name__: one for one in scenarios}[sys.argv[1]]())

@@ -46,7 +46,7 @@ def test_a_refused_configuration_is_printed_once() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_lets_ranks_finish(tmp_path: Path, number: signal.Signals) -> None:
-    with launched(2, "stop", str(tmp_path)) as process:
+    with launched(2, "stop_slowly", str(tmp_path)) as process:
         await_files(tmp_path, "ready", 2)
         process.send_signal(number)
         await_files(tmp_path, "stopping", 2)
@@ -58,8 +58,19 @@ def test_the_first_signal_lets_ranks_finish(tmp_path: Path, number: signal.Signa
     assert (tmp_path / "saved-1").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_that_a_signal_interrupts_end_with_its_exit_code(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with launched(2, "be_interrupted", str(tmp_path)) as process:
+        await_files(tmp_path, "ready", 2)
+        process.send_signal(number)
+        process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 128 + number
+
+
 def test_the_second_signal_ends_all_ranks_at_once(tmp_path: Path) -> None:
-    with launched(2, "stop", str(tmp_path)) as process:
+    with launched(2, "stop_slowly", str(tmp_path)) as process:
         await_files(tmp_path, "ready", 2)
         process.send_signal(signal.SIGTERM)
         await_files(tmp_path, "stopping", 2)

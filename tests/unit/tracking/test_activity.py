@@ -46,6 +46,20 @@ def test_elsewhere_there_is_a_line_at_each_quarter_with_the_time_left() -> None:
     ]
 
 
+def test_no_time_is_left_where_all_takes_less_than_a_second() -> None:
+    output = io.StringIO()
+    seconds = 0.0
+    activity = Activity("plain", output, now=lambda: seconds)
+    with activity.counting("checkpoint-4", 2, "samples") as count:
+        for num_done in (1, 2):
+            seconds += 0.2
+            count.reach(num_done)
+    assert output.getvalue().splitlines()[1:] == [
+        "checkpoint-4: 1 of 2 samples",
+        "checkpoint-4: 2 of 2 samples",
+    ]
+
+
 def test_the_work_in_hand_never_counts_beyond_the_total() -> None:
     shown: list[float] = []
     count = Count(10, shown.append)
