@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from unirl.checkpoint.store import find_checkpoint
+from unirl.checkpoint.finding import find_checkpoint
 from unirl.cli.main import main as unirl
 from unirl.config.resources import ASSETS
 

@@ -15,7 +15,8 @@ from runs import Run, contents, train, write_prompts
 from safetensors.torch import load_file
 
 import unirl.checkpoint.state
-from unirl.checkpoint.store import find_checkpoint, verify
+from unirl.checkpoint.finding import find_checkpoint
+from unirl.checkpoint.manifest import verify
 
 
 def assert_refused(run: Run, exit_code: int, *fragments: str) -> None:

@@ -28,9 +28,8 @@ FEW = "{data:'pkg:numbers/heldout.jsonl',num_prompts:2,scorers:{c:{path:color}}}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = train(
-        tmp_path_factory.mktemp("runs") / "run", *EVALUATED, QUIET, f"+eval_suites.few={FEW}"
-    )
+    settings = (*EVALUATED, f"+eval_suites.few={FEW}", "logging.console=quiet")
+    run = train(tmp_path_factory.mktemp("runs") / "run", *settings)
     assert run.exit_code == 0, run.errors
     return run
 

@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 from runs import REPLICA, Run, command, read_json_lines, train
 
-from unirl.checkpoint.store import verify
+from unirl.checkpoint.manifest import verify
 from unirl.config.schema import RunConfig
 from unirl.tracking.intervals import changes_between
 from unirl.tracking.metrics import describe

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from unirl.checkpoint.store import find_checkpoint, newest_sound
+from unirl.checkpoint.finding import find_checkpoint, newest_sound
 from unirl.config.schema import AUTO, RunConfig
 from unirl.core.errors import CheckpointError
 

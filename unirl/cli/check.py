@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from unirl.checkpoint.finding import find_checkpoint
 from unirl.checkpoint.source import checkpoint_directory, find_source
-from unirl.checkpoint.store import CheckpointStore, find_checkpoint
+from unirl.checkpoint.store import CheckpointStore
 from unirl.cli.compose import compose_and_check
 from unirl.config.components import absent_packages, engine_capabilities, sync_name
 from unirl.config.problem import Problem, config_error

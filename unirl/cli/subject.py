@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from unirl.checkpoint.store import find_checkpoint, is_checkpoint_name
+from unirl.checkpoint.finding import find_checkpoint, is_checkpoint_name
 from unirl.cli.compose import compose_and_check
 from unirl.cli.recipes import recipe_folders
 from unirl.config.problem import config_error

@@ -14,8 +14,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from unirl.checkpoint.finding import find_checkpoint
 from unirl.checkpoint.state import NO_SHADOW, read_trainer_state, read_weights
-from unirl.checkpoint.store import find_checkpoint
 from unirl.config.schema import RunConfig
 from unirl.core.errors import CheckpointError, ModelError
 from unirl.models.base import DiffusionModel

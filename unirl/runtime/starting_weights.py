@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unirl.checkpoint.finding import find_checkpoint
 from unirl.checkpoint.identity import differences, identity
 from unirl.checkpoint.state import read_trainer_state, read_weights
-from unirl.checkpoint.store import find_checkpoint
 from unirl.config.schema import RunConfig
 from unirl.core.errors import ConfigError
 from unirl.distributed.ranks import Ranks

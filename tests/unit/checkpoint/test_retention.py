@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from unirl.checkpoint.store import CheckpointStore, find_checkpoint, newest_sound, verify
+from unirl.checkpoint.finding import find_checkpoint, newest_sound
+from unirl.checkpoint.manifest import verify
+from unirl.checkpoint.store import CheckpointStore
 from unirl.core.errors import CheckpointError
 
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from unirl.checkpoint.store import CheckpointStore, find_checkpoint
+from unirl.checkpoint.finding import find_checkpoint
+from unirl.checkpoint.store import CheckpointStore
 
 
 def _write(folder: Path) -> None:

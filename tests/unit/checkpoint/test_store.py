@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from unirl.checkpoint.store import MANIFEST, CheckpointStore, find_checkpoint, verify
+from unirl.checkpoint.finding import find_checkpoint
+from unirl.checkpoint.manifest import MANIFEST, verify
+from unirl.checkpoint.store import CheckpointStore
 from unirl.core.errors import CheckpointError
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rank_pool import RankPool
 
-from unirl.checkpoint.store import CheckpointStore, find_checkpoint
+from unirl.checkpoint.finding import find_checkpoint
+from unirl.checkpoint.store import CheckpointStore
 from unirl.checkpoint.together import save_together
 from unirl.core.errors import CheckpointError, RankError
 from unirl.distributed.group import joined
