@@ -112,6 +112,23 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
 
 
+class PatchEmbed(nn.Conv2d):
+    """[B, C, H, W] pixels to [B, N, D] tokens, one for each patch of p x p pixels.
+
+    A convolution by its weights, computed as the matrix product that it is: on processors with AMX
+    the bfloat16 convolution of oneDNN (torch 2.13) with 16 channels and such a stride is wrong.
+    """
+
+    def __init__(self, channels: int, dim: int, patch_size: int):
+        super().__init__(channels, dim, patch_size, stride=patch_size)
+
+    def forward(self, input: Tensor) -> Tensor:
+        size = self.stride[0]
+        grid = input.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # [B, C, H/p, p, W/p, p]
+        patches = grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return F.linear(patches, self.weight.flatten(1), self.bias)
+
+
 class Attention(nn.Module):
     """Self-attention with layer-normed queries and keys, which keeps logits bounded in bf16."""
 
@@ -185,7 +202,7 @@ class TinyDiT(nn.Module):
         self.sigma_fc1 = nn.Linear(dim, dim)
         self.sigma_fc2 = nn.Linear(dim, dim)
         self.stem = nn.Conv2d(3, config.stem_channels, 3, padding=1)
-        self.patch_embed = nn.Conv2d(config.stem_channels, dim, patch, stride=patch)
+        self.patch_embed = PatchEmbed(config.stem_channels, dim, patch)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.final_adaLN = nn.Linear(dim, 2 * dim)
         self.unpatch = nn.Linear(dim, config.stem_channels * patch * patch)
@@ -208,7 +225,7 @@ class TinyDiT(nn.Module):
         """
         condition = self._embed_sigma(sigma)
         pixels = F.silu(self.stem(latents))
-        image = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        image = self.patch_embed(pixels)
         x = torch.cat([self.text_embed(token_ids).to(image.dtype), image], dim=1)
         x = x + self.positions.to(x.dtype)
         for block in self.blocks:

@@ -9,6 +9,7 @@ make equally many forwards.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from unirl.algorithms.renoised import RenoisedRows
 from unirl.algorithms.rewarded import KeptRows
 from unirl.algorithms.transitions import TransitionRows, policy_of, unit_step
 from unirl.core.types import ScoredRollout
+from unirl.train.layer_errors import LayerError, layer_errors
 
 NUM_ALONE = 2
 """Rows of each step that are computed once more in a batch of their own."""
@@ -105,6 +107,8 @@ class Measured:
     max_log_ratio: float | None
     """Largest |log ratio| of all rows before the first update; None without a ratio."""
     gradients: Gradients
+    worst_layer: LayerError | None
+    """In the loss of one row; None without rows."""
 
 
 def measure(
@@ -117,7 +121,7 @@ def measure(
     rows = algorithm.rows(scored)
     parts = _one_micro_batch_each(rows, _trained(scored), micro_batch_size)
     if not parts:
-        return Measured(sampled(scored), policy.progress, 0, (), None, Gradients(0, 0, (), 0))
+        return Measured(sampled(scored), policy.progress, 0, (), None, Gradients(0, 0, (), 0), None)
     with torch.no_grad():
         anchored, _ = algorithm.anchor(policy, rows, parts)
     losses = _backward(policy, algorithm, anchored, parts)
@@ -132,7 +136,19 @@ def measure(
         ),
         losses.max_log_ratio,
         losses.gradients,
+        _worst_layer(policy, algorithm, anchored.select(parts[0][:1])),
     )
+
+
+def _worst_layer(policy: Policy, algorithm: Algorithm[Any, Any], row: Rows) -> LayerError | None:
+    with layer_errors(policy.model.network) as found:
+        algorithm.loss(policy, row)
+    return max(found, key=_size_of_error, default=None)
+
+
+def _size_of_error(one: LayerError) -> float:
+    """NaN is the worst."""
+    return math.inf if math.isnan(one.error) else one.error
 
 
 # --- what was sampled ---------------------------------------------------------------------------

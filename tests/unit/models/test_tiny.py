@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from builders import host_arena, prompts, rollout_request, sample, sampling_params, tiny_model
 
 from unirl.config.resources import resolve_path
@@ -13,7 +14,7 @@ from unirl.core.errors import DataError, ModelError
 from unirl.memory.movers import RoleWeights, module_components
 from unirl.models.base import Frozen, LoadSettings
 from unirl.models.tiny import TinyModel
-from unirl.models.tiny_dit import save_tiny_dit
+from unirl.models.tiny_dit import PatchEmbed, save_tiny_dit
 
 
 def load(
@@ -114,3 +115,14 @@ def test_a_batch_gives_each_sample_what_it_gets_alone():
         one = torch.tensor([row])
         alone = model.velocity(latents[one], sigma[one], conditioning.select(one))
         torch.testing.assert_close(alone[0], together[row], rtol=1e-4, atol=1e-5)
+
+
+def test_patches_are_embedded_as_by_a_convolution_in_bfloat16_too() -> None:
+    """16 channels with a stride of 4: a shape that oneDNN's AMX convolution gets wrong."""
+    embed, pixels = PatchEmbed(16, 128, 4), torch.randn(3, 16, 8, 16)
+    expected = F.conv2d(pixels, embed.weight, embed.bias, stride=4).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(embed(pixels), expected, atol=1e-5, rtol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = embed(pixels)
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded - expected).norm() / expected.norm() < 0.01

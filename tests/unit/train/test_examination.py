@@ -231,7 +231,7 @@ def test_rows_are_spread_over_the_samples_that_are_trained() -> None:
     untrained[:2] = False
     one = replace(one, trained=untrained)
     measure(policy(model), algorithm, [one], 3)
-    assert asked == [[2, 4, 6]] * 2
+    assert asked == [[2, 4, 6], [2, 4, 6], [2]], "the last one for the layers"
 
 
 def test_rollouts_of_a_window_are_looked_at_together() -> None:

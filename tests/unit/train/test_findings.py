@@ -65,6 +65,29 @@ def test_all_is_fine_with_a_plain_run() -> None:
     assert len(found) == 10
 
 
+# --- is it computed right? ----------------------------------------------------------------------
+
+BF16 = {"model.precision": "bf16"}
+
+
+def test_rounding_of_a_layer_is_fine_and_a_broken_one_is_named() -> None:
+    model = tiny_model(compute_dtype=torch.bfloat16)
+    one = rolled_out(model)
+    found = examined(model, one, BF16)
+    assert found["layers"].is_fine
+    assert len(found) == 11
+
+    layer = model.network.get_submodule("blocks.0.fc2.base_layer")
+    right = layer.forward
+    wrong = lambda x: right(x).roll(1, -1) if torch.is_autocast_enabled("cpu") else right(x)  # noqa: E731
+    layer.forward = wrong
+    found = examined(model, one, BF16)
+    assert not found["layers"].is_fine
+    assert found["layers"].value.endswith("off float32, in blocks.0.fc2.base_layer")
+    assert found["layers"].key == "model.precision=fp32"
+    assert found["ratio"].is_fine, "which says nothing of it"
+
+
 # --- is training what sampled? ------------------------------------------------------------------
 
 
@@ -336,7 +359,7 @@ def case_of(path: str, norms: tuple[float, ...]) -> Case:
     return Case(
         run_config({"algorithm.path": path}),
         ALGORITHMS[path].capabilities,
-        Measured(sampled, 0.0, 192, levels, 0.0, gradients),
+        Measured(sampled, 0.0, 192, levels, 0.0, gradients, None),
     )
 
 

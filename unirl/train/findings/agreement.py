@@ -8,6 +8,27 @@ from unirl.train.findings.case import Case, Finding, Limit
 
 MUCH = 0.1
 """Part of the clip range that rounding may take."""
+NO_ROUNDING = 0.25
+"""Relative error of a layer; rounding to bfloat16 makes 0.004, a broken kernel about 1."""
+
+
+def layers(case: Case) -> Iterator[Finding]:
+    """Whether layers compute in the run's precision what they do in float32."""
+    worst, precision = case.measured.worst_layer, case.config.model.precision
+    if worst is None or precision == "fp32":
+        return
+    value = f"{precision} is up to {worst.error:.1%} off float32, in {worst.name}"
+    if worst.error <= NO_ROUNDING:
+        yield Finding("layers", value, True, "Each with the inputs that it has: rounding.")
+        return
+    yield Finding(
+        "layers",
+        value,
+        False,
+        f"That is no rounding: what this processor and its libraries compute for this "
+        f"{worst.kind} is wrong, alike in sampling and training, so that no ratio shows it.",
+        "model.precision=fp32",
+    )
 
 
 def ratio(case: Case) -> Iterator[Finding]:

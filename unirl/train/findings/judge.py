@@ -17,6 +17,7 @@ Check = Callable[[Case], Iterator[Finding]]
 """Gives one finding, or none where there is nothing to look at."""
 
 _CHECKS: tuple[Check, ...] = (
+    agreement.layers,
     agreement.ratio,
     agreement.replay,
     agreement.batch_shape,
