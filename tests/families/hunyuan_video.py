@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,18 +18,17 @@ from diffusers import (
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
-from transformers import CLIPTextModel, LlamaConfig, LlamaModel, LlamaTokenizer
+from transformers import CLIPTextModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 from families.case import FamilyCase, uint8_of_videos
-from families.sd3 import ALPHABET, CLIP_WIDTH, clip_config, clip_tokenizer
+from families.sd3 import CLIP_WIDTH, clip_config, clip_tokenizer
 from unirl.core.types import PromptRecord, SamplingParams
 
 LLAMA_WIDTH = 32
-NUM_PIECES = 300
-"""So many pieces of the pipeline's template that its opening is 99 tokens: the pipeline cuts 95."""
 TEXT_TOKENS = 48
 
 
@@ -90,20 +88,23 @@ def _llama(vocabulary_size: int) -> LlamaModel:
     )
 
 
-def llama_tokenizer(text: str) -> LlamaTokenizer:
-    """Characters, and the commonest pieces of the text."""
-    learned = Tokenizer(BPE(unk_token="<unk>"))
-    learned.pre_tokenizer = Metaspace()  # type: ignore[assignment]
+def llama_tokenizer(text: str) -> PreTrainedTokenizerFast:
+    """Llama 3's kind, which reads bytes: them, and the commonest pieces of the text."""
+    learned = Tokenizer(BPE())
+    learned.pre_tokenizer = ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    opening, end = "<|begin_of_text|>", "<|end_of_text|>"
     trainer = BpeTrainer(
-        vocab_size=NUM_PIECES,
-        special_tokens=["<unk>", "<s>", "</s>"],
-        initial_alphabet=[*ALPHABET, "▁"],
+        special_tokens=[opening, end, "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+        initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
     learned.train_from_iterator([text] * 3, trainer)
-    model = json.loads(learned.to_str())["model"]
-    merges = [tuple(pair) for pair in model["merges"]]
-    return LlamaTokenizer(vocab=model["vocab"], merges=merges, pad_token="</s>")  # type: ignore[arg-type]
+    learned.post_processor = TemplateProcessing(  # type: ignore[assignment]
+        single=f"{opening} $A", special_tokens=[(opening, 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=learned, bos_token=opening, eos_token=end, pad_token=end
+    )
 
 
 def _call(

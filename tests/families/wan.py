@@ -17,15 +17,24 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from families.case import FamilyCase, uint8_of_videos
-from families.sd3 import T5_VOCABULARY, T5_WIDTH, t5_tokenizer
+from families.sd3 import ALPHABET, T5_WIDTH
 from unirl.core.types import PromptRecord, SamplingParams
 
 BOUNDARY = 0.875
 """Of the published Wan 2.2 T2V: two of five steps at flow_shift 3 are above."""
+UMT5_VOCABULARY = [
+    *((special, 0.0) for special in ("<pad>", "</s>", "<s>", "<unk>")),
+    *((f"<0x{byte:02X}>", -20.0) for byte in range(256)),
+    *((character, -3.0) for character in ("▁", *ALPHABET)),
+]
 
 
 def build_tiny_wan(
@@ -39,7 +48,7 @@ def build_tiny_wan(
             scheduler=wan_scheduler(scheduler),  # type: ignore[arg-type]
             vae=wan_vae(),
             text_encoder=umt5_encoder(),
-            tokenizer=t5_tokenizer(),  # type: ignore[arg-type]
+            tokenizer=umt5_tokenizer(),  # type: ignore[arg-type]
             transformer_2=wan_transformer() if with_experts else None,
             boundary_ratio=BOUNDARY if with_experts else None,
         )
@@ -74,10 +83,22 @@ def wan_vae() -> AutoencoderKLWan:
     return AutoencoderKLWan(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1)  # type: ignore[arg-type]
 
 
+def umt5_tokenizer() -> PreTrainedTokenizerFast:
+    """Characters, and bytes of all others; not T5's, which knows neither bytes nor this <unk>."""
+    learned = Tokenizer(Unigram(UMT5_VOCABULARY, unk_id=3, byte_fallback=True))
+    learned.pre_tokenizer = Metaspace()  # type: ignore[assignment]
+    learned.post_processor = TemplateProcessing(  # type: ignore[assignment]
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=learned, eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
+    )
+
+
 def umt5_encoder() -> UMT5EncoderModel:
     return UMT5EncoderModel(
         UMT5Config(
-            vocab_size=len(T5_VOCABULARY),
+            vocab_size=len(UMT5_VOCABULARY),
             d_model=T5_WIDTH,
             d_kv=8,
             d_ff=32,

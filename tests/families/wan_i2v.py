@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
 from families.case import FamilyCase, load_lora_weights, picture_file, uint8_of_videos
-from families.sd3 import t5_tokenizer
 from families.wan import (
     load_both_adapters,
     umt5_encoder,
+    umt5_tokenizer,
     wan_scheduler,
     wan_transformer,
     wan_vae,
@@ -44,7 +44,7 @@ def build_tiny_wan_i2v(folder: Path, *, with_experts: bool, seed: int = 0) -> Pa
             scheduler=wan_scheduler("unipc"),
             vae=wan_vae(),
             text_encoder=umt5_encoder(),
-            tokenizer=t5_tokenizer(),  # type: ignore[arg-type]
+            tokenizer=umt5_tokenizer(),  # type: ignore[arg-type]
             image_encoder=None if with_experts else clip_vision(),  # type: ignore[arg-type]
             image_processor=None if with_experts else clip_processor(),
             transformer_2=wan_transformer(in_channels=36) if with_experts else None,  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,14 @@ def test_other_encoders_and_sizes_that_do_not_matter_are_told_apart(folder: Path
     assert files(folder / "second") == before, "the number of steps is nothing to an encoder"
     assert run(folder, "shorter", encodings, "model.max_sequence_length=9").exit_code == 0
     assert len(files(folder / "second")) == 2 * len(before)
+    index = folder / "sd3" / "model_index.json"
+    saved = index.read_text()
+    index.write_text(json.dumps(json.loads(saved) | {"_diffusers_version": "0.0"}))
+    try:
+        assert run(folder, "other", encodings).exit_code == 0
+    finally:
+        index.write_text(saved)
+    assert len(files(folder / "second")) == 3 * len(before), "it may say how to encode"
 
 
 def test_a_damaged_encoding_is_named(folder: Path) -> None:

@@ -124,7 +124,8 @@ class SamplingConfig(Block):
     num_inference_steps: Annotated[int, Field(ge=2)] = 10
     """Denoising steps T. Training usually takes fewer than evaluation."""
     guidance_scale: float = Field(default=1.0, ge=0)
-    """Classifier-free guidance; 1 or less runs the network once a step."""
+    """Classifier-free guidance; 1 or less runs the network once a step, 0 does for Z-Image, which
+    counts from 0. Networks that take guidance as an input get this number."""
     height: PositiveCount = 512
     """Pixels."""
     width: PositiveCount = 512

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import init_empty_weights
 from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast as RulesInFile
 
 from unirl.core.errors import ModelError
 from unirl.memory.movers import own_storages
@@ -241,13 +242,22 @@ def _skeleton(folder: Path, network_class: Any, dtype: torch.dtype) -> Any:
 
 
 def _processor(folder: Path, processor_class: Any) -> Any:
-    """A tokenizer with a vocabulary: without files transformers returns an empty one."""
-    has_words = issubclass(processor_class, PreTrainedTokenizerBase)
-    files = dict(processor_class.vocab_files_names) if has_words else {}
+    if issubclass(processor_class, PreTrainedTokenizerBase):
+        return read_tokenizer(folder, processor_class)
+    return processor_class.from_pretrained(folder, local_files_only=True)
+
+
+def read_tokenizer(folder: Path, tokenizer_class: Any) -> Any:
+    """With its vocabulary: without files transformers returns an empty one.
+
+    `RulesInFile` where transformers' class for the architecture has rules of its own that are not
+    those of the release's tokenizer.json.
+    """
+    files = dict(tokenizer_class.vocab_files_names)
     if "tokenizer_file" in files:  # ByT5 reads bytes and has none
         complete = folder / files.pop("tokenizer_file")
-        if not complete.is_file() and not all((folder / f).is_file() for f in files.values()):
-            raise FileNotFoundError(
-                f"the folder has neither {complete.name} nor {' and '.join(files.values())}."
-            )
-    return processor_class.from_pretrained(folder, local_files_only=True)
+        parts = [name for name in files.values() if tokenizer_class is not RulesInFile]
+        if not complete.is_file() and not (parts and all((folder / f).is_file() for f in parts)):
+            others = f", nor {' and '.join(parts)}" if parts else ""
+            raise FileNotFoundError(f"the folder has no {complete.name}{others}.")
+    return tokenizer_class.from_pretrained(folder, local_files_only=True)

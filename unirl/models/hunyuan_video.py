@@ -19,10 +19,10 @@ from diffusers import (
     HunyuanVideoTransformer3DModel,
 )
 from torch import Tensor
-from transformers import CLIPTextModel, CLIPTokenizer, LlamaModel, LlamaTokenizer
+from transformers import CLIPTextModel, CLIPTokenizer, LlamaModel
 
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
-from unirl.models.diffusers_folder import PipelineParts
+from unirl.models.diffusers_folder import PipelineParts, RulesInFile
 from unirl.models.flow_match import linear_grid, scheduler_sigmas
 from unirl.models.pipeline_model import PipelineModel
 from unirl.models.video_frames import decoded_one_by_one, num_latent_frames, video_pixels
@@ -54,7 +54,8 @@ class HunyuanVideoModel(PipelineModel):
             "text_encoder": LlamaModel,
             "text_encoder_2": CLIPTextModel,
         },
-        processors={"tokenizer": LlamaTokenizer, "tokenizer_2": CLIPTokenizer},
+        # Llama 3 reads bytes; transformers' LlamaTokenizer would read them as Llama 2 does.
+        processors={"tokenizer": RulesInFile, "tokenizer_2": CLIPTokenizer},
         schedulers={"FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler},
     )
 

@@ -25,7 +25,7 @@ from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 from unirl.core.errors import ModelError
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.base import LoadSettings
-from unirl.models.diffusers_folder import DiffusersFolder, PipelineParts
+from unirl.models.diffusers_folder import DiffusersFolder, PipelineParts, read_tokenizer
 from unirl.models.flow_match import linear_grid, resolution_shift, scheduler_sigmas
 from unirl.models.on_meta import BlankTokenizer
 from unirl.models.pipeline_model import PipelineModel
@@ -44,8 +44,8 @@ class TextProcessor:
         self.tokenizer = tokenizer
 
     @classmethod
-    def from_pretrained(cls, folder: Path, **arguments: Any) -> Self:
-        return cls(Qwen2Tokenizer.from_pretrained(folder, **arguments))
+    def from_pretrained(cls, folder: Path, **_: Any) -> Self:
+        return cls(read_tokenizer(folder, Qwen2Tokenizer))
 
     @classmethod
     def blank(cls) -> Self:

@@ -27,6 +27,7 @@ from unirl.core.errors import ModelError
 from unirl.core.fingerprint import ends_digest
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.base import DiffusionModel, LoadSettings
+from unirl.models.diffusers_folder import index_file
 from unirl.tracking.files import replacing
 
 NOTHING = "nothing"
@@ -244,8 +245,11 @@ def _told_to_encoders(sampling: SamplingParams) -> dict[str, Any]:
 
 def _fingerprint(model: Path) -> dict[str, str]:
     """Of the files of a model folder beside its denoising network: configs whole, of larger files
-    their size, beginning and end. Does not change when the folder is copied."""
-    found = sorted(file for file in model.rglob("*") if file.is_file() and file.parent != model)
+    their size, beginning and end. Does not change when the folder is copied. At the top of the
+    folder the pipeline's index counts, which says how some families encode."""
+    index = index_file(model)
+    within = (file for file in model.rglob("*") if file.parent != model or file == index)
+    found = sorted(file for file in within if file.is_file())
     names = {file: file.relative_to(model) for file in found}
     # Also what a download leaves beside the model, in hidden folders.
     others = ("transformer", "unet", "scheduler", ".")

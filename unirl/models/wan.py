@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from diffusers import AutoencoderKLWan, WanPipeline, WanTransformer3DModel
 from torch import Tensor
-from transformers import T5Tokenizer, UMT5EncoderModel
+from transformers import UMT5EncoderModel
 
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
-from unirl.models.diffusers_folder import PipelineParts
+from unirl.models.diffusers_folder import PipelineParts, RulesInFile
 from unirl.models.wan_flow import SCHEDULERS, WanFlowModel
 
 
@@ -32,7 +32,7 @@ class WanModel(WanFlowModel):
         pipelines={"WanPipeline": WanPipeline},
         networks={"transformer": WanTransformer3DModel, "transformer_2": WanTransformer3DModel},
         modules={"vae": AutoencoderKLWan, "text_encoder": UMT5EncoderModel},
-        processors={"tokenizer": T5Tokenizer},
+        processors={"tokenizer": RulesInFile},  # UMT5 is not read as T5
         schedulers=SCHEDULERS,
         optional=("transformer_2",),
     )

@@ -19,7 +19,6 @@ from transformers import (
     BatchFeature,
     CLIPImageProcessor,
     CLIPVisionModel,
-    T5Tokenizer,
     UMT5EncoderModel,
 )
 
@@ -27,7 +26,7 @@ from unirl.core.errors import ModelError
 from unirl.core.types import Conditioning, PromptRecord, SamplingParams
 from unirl.models.base import LoadSettings
 from unirl.models.condition_images import open_images, require_images
-from unirl.models.diffusers_folder import DiffusersFolder, PipelineParts
+from unirl.models.diffusers_folder import DiffusersFolder, PipelineParts, RulesInFile
 from unirl.models.wan_flow import SCHEDULERS, WanFlowModel
 
 TEXT_TOKENS = 512
@@ -66,7 +65,7 @@ class WanImageToVideoModel(WanFlowModel):
             "text_encoder": UMT5EncoderModel,
             "image_encoder": CLIPVisionModel,
         },
-        processors={"tokenizer": T5Tokenizer, "image_processor": CLIPImageProcessor},
+        processors={"tokenizer": RulesInFile, "image_processor": CLIPImageProcessor},
         blank={"image_processor": BlankImageProcessor},
         schedulers=SCHEDULERS,
         optional=("transformer_2", "image_encoder", "image_processor"),
