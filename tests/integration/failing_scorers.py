@@ -63,6 +63,13 @@ class Raises(Scorer):
         raise ValueError("the judge is asleep")
 
 
+class Exits(Scorer):
+    """As a library that thinks it is a program."""
+
+    def score(self, images: Tensor, records: Sequence[PromptRecord]) -> list[float]:
+        raise SystemExit(7)
+
+
 class FailsOnOnePrompt(Scorer):
     """Brightness, but an error for the prompt whose text is metadata `bad`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,38 @@ def test_what_is_missing_in_the_record_is_told(tmp_path: Path) -> None:
     assert f"line {broken + 1} cannot be read and is moved aside" in resumed.output
     assert "evaluations lacks the evaluations after 1 rollouts" in resumed.output
     assert "metrics.jsonl lacks the rows of the evaluations after 2 rollouts" in resumed.output
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[:-30], "is damaged: Unterminated string"),
+        (lambda text: "[1]\n", "is damaged"),
+        (lambda text: "", "is damaged: it lacks samples"),
+        (lambda text: text[: text.rindex("\n", 0, -1) + 1], "is damaged: it lacks samples"),
+    ],
+)
+def test_a_damaged_evaluation_is_moved_aside_and_told(
+    tmp_path: Path, damage: Callable[[str], str], said: str
+) -> None:
+    settings = ("eval_interval=1", "save_interval=2", "doctor=false", "load_dir=auto")
+    run = train(tmp_path / "run", *settings, "num_rollouts=2")
+    file = evaluation_file(run.directory, "eval", 1)
+    broken = damage(file.read_text())
+    file.write_text(broken)
+    resumed = train(run.directory, *settings, "num_rollouts=3")
+    assert resumed.exit_code == 0, resumed.errors
+    assert f"{file} {said}" in resumed.output
+    assert "evaluations lacks the evaluations after 1 rollouts" in resumed.output
+    assert (file.parent / "before-resume-2" / file.name).read_text() == broken
+
+
+def test_what_made_evaluations_comparable_may_be_lost_but_not_silently(tmp_path: Path) -> None:
+    settings = ("eval_interval=2", "save_interval=2", "doctor=false", "load_dir=auto")
+    train(tmp_path / "run", *settings, "num_rollouts=2")
+    run = train(tmp_path / "run", *settings, "num_rollouts=4", "seed=5")
+    changes = run.directory / "evaluation_changes.jsonl"
+    changes.write_text(changes.read_text()[:-5])
+    resumed = train(run.directory, *settings, "num_rollouts=6", "seed=5")
+    assert f"not compared with earlier ones: {changes} is damaged" in resumed.output
+    assert "before: after 4 rollouts; after: after 6 of 6" in resumed.output

@@ -228,6 +228,11 @@ def test_ranks_fail_together_and_rank_0_says_why(pool: RankPool, run: Run, tmp_p
         (("evaluate", "RUN", "eval_num_prompt=3"), 3, "eval_num_prompts"),
         (("sample", "RUN", "--prompt", "red", "--output", "NEW", "num_devices=2"), 3, "one device"),
         (("sample", "RUN", "--prompt", "elephants", "--output", "NEW"), 1, "Unknown word"),
+        (
+            ("sample", "RUN", "--prompt", "red", "--output", "NEW", "--seed", "3", "seed=5"),
+            3,
+            "seed=5 says again",
+        ),
         (("sample", "RUN", "--prompt", "red", "--output", "NEW", "--shadow", "old"), 1, "has none"),
         (("evaluate", "RUN/checkpoints/checkpoint-9"), 1, "checkpoints has checkpoint-2."),
         (("evaluate", "runs/none"), 1, "expected a checkpoint"),

@@ -82,3 +82,30 @@ def test_a_run_has_its_directory_alone_and_a_stop_before_training_promises_nothi
 def log_has(directory: Path, text: str) -> bool:
     log = directory / "run.log"
     return log.exists() and text in log.read_text()
+
+
+def test_a_closed_terminal_ends_with_a_checkpoint_and_nohup_goes_on(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    process = start(directory, ENDLESS)
+    metrics = directory / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)  # of the kernel and of the shell
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 129, errors
+    assert "by SIGHUP" in outcome_of(read_run(directory)).sentence
+    assert list(directory.glob("checkpoints/checkpoint-*"))
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(tmp_path / "nohup", ENDLESS)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    metrics = tmp_path / "nohup" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    process.send_signal(signal.SIGHUP)
+    size = metrics.stat().st_size
+    wait_until(lambda: metrics.stat().st_size > size, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143

@@ -42,7 +42,7 @@ SAFE_KEYS = (
 )
 """Keys, or the first part of keys, that may differ without making it another run."""
 
-_UNSAID = "(not saved)"
+_UNSAID, _UNSET = "(not saved)", "(not set)"
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """Of two dumped configurations."""
     old, new = flatten(saved), flatten(now)
     names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    lines = {
-        name: f"{name}: {old.get(name, _UNSAID)} -> {new.get(name, _UNSAID)}" for name in names
-    }
+    lines = {name: f"{name}: {old.get(name, _UNSAID)} -> {new.get(name, _UNSET)}" for name in names}
     safe = set(SAFE_KEYS) - _made_unsafe(new)
     is_safe = {name: name.split(".")[0] in safe for name in names}
     return Changes(

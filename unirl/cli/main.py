@@ -2,9 +2,9 @@
 
 Arguments with `=`, or beginning with `+` or `~`, are overrides; the other one is the recipe. Exit
 codes: 0 done, 1 the run failed or the doctor found something, 2 wrong usage or a plan that does not
-fit, 3 wrong configuration; of a run that was stopped 130 (Ctrl-C), 143 (SIGTERM), 124 (max_hours),
-4 (stop_on); 141 when the reader of what is printed went away, as in `unirl recipes | head`. Torch
-is imported only where a model is looked at, so the other commands answer at once.
+fit, 3 wrong configuration; of a run that was stopped 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP), 124
+(max_hours), 4 (stop_on); 141 when the reader of what is printed went away, as in `unirl recipes |
+head`. Torch is imported only where a model is looked at, so the other commands answer at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ examples:
   unirl train quickstart --cfg                  print all keys with their values
   unirl evaluate runs/quickstart --base         held-out scores with intervals, before and after
   unirl sample runs/quickstart --prompt 'the number "7" in red on white' --output out
-  unirl export runs/quickstart out              the newest checkpoint, for other programs
+  unirl export runs/quickstart out --as model   the newest checkpoint, for other programs
   unirl report runs/quickstart                  curves, images, health: one page to send
   unirl train --config-dir mine --config-name my_overlay
   unirl recipes --components                    what recipes and built-in components there are

@@ -54,6 +54,7 @@ def read_subject(args: argparse.Namespace, changes: Sequence[str]) -> Subject:
 
     Raises CheckpointError and ConfigError.
     """
+    _require_said_once(changes, args.overrides)
     target = Path(args.recipe).expanduser()
     moved = [] if args.model_path is None else [f"model.path={quoted(args.model_path)}"]
     overrides = [*_OWN_DEFAULTS, *changes, *moved, *args.overrides]
@@ -75,6 +76,14 @@ def read_subject(args: argparse.Namespace, changes: Sequence[str]) -> Subject:
         config = _composed(str(checkpoint), str(file), overrides, args.config_dir)
     when = f"after {state.rollouts_done} of {state.config['num_rollouts']} rollouts"
     return Subject(config, checkpoint, f"{checkpoint}, {when}")
+
+
+def _require_said_once(changes: Sequence[str], overrides: Sequence[str]) -> None:
+    """An option stands for an override; the same key once more would quietly win."""
+    keys = {change.partition("=")[0] for change in changes}
+    for override in overrides:
+        if override.partition("=")[0].lstrip("+~") in keys:
+            raise ConfigError(f"{override} says again what an option says. Give one of them.")
 
 
 def _means_a_checkpoint(word: str, config_dir: Path | None) -> bool:

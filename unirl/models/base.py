@@ -92,7 +92,10 @@ class DiffusionModel(ABC):
 
         Raises ModelError where there is none, or no such format.
         """
-        raise ModelError(f"{type(self).__name__} has no file format for adapters")
+        raise ModelError(
+            f"{type(self).__name__} has no file format for adapters. Export the whole model "
+            "with the adapter merged in: --as model."
+        )
 
     def write_model(self, folder: Path) -> Path:
         """The network with its adapter merged in, as `load` and other programs read it: what

@@ -76,9 +76,10 @@ class RewardService:
             for field in scorer.required_metadata():
                 for record in records:
                     if record.metadata.get(field) in (None, ""):
+                        has = "has empty" if field in record.metadata else "lacks"
                         raise DataError(
                             f"scorer {name!r} compares images with metadata.{field}, which prompt "
-                            f"{record.text!r} lacks. Add it to the records of {key}, or remove "
+                            f"{record.text!r} {has}. Add it to the records of {key}, or remove "
                             f"the scorer from reward.scorers, eval_rewards or its suite."
                         )
 
@@ -210,7 +211,7 @@ def _score_checked(
         with torch.no_grad():
             returned = scorer.score(asked.pictures, asked.records)
         scores = torch.as_tensor(returned, dtype=torch.float32).detach().cpu()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         logger.debug("scorer %r failed", name, exc_info=True)  # its traceback, for run.log
         raise RewardError(
             f"scorer {name!r} failed: {type(error).__name__}: {error}. "

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and max_hours end a run after the phase in hand, with a checkpoint."""
+"""Ctrl-C, SIGTERM, SIGHUP and max_hours end a run after the phase in hand, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, which also ends a shell's loop over runs."""
 TERMINATED = 143
 """After SIGTERM, as clusters send it before they take the machine: 128 + SIGTERM."""
+HUNG_UP = 129
+"""After SIGHUP, when the terminal is closed or the connection lost: 128 + SIGHUP."""
 OUT_OF_TIME = 124
 """After max_hours, as the command `timeout` has it."""
 CONDITION_MET = 4
@@ -41,9 +43,9 @@ class GracefulStop:
     @property
     def exit_code(self) -> int:
         """Of a run that was stopped; by another rank's signal where this one had none."""
-        if self._signal == signal.SIGINT:
-            return INTERRUPTED
-        return OUT_OF_TIME if self._signal is None and self._is_late() else TERMINATED
+        if self._signal is not None:
+            return 128 + self._signal
+        return OUT_OF_TIME if self._is_late() else TERMINATED
 
     @property
     def reason(self) -> str:
@@ -58,7 +60,7 @@ class GracefulStop:
         return self._deadline is not None and time.time() > self._deadline
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -72,10 +74,20 @@ class GracefulStop:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None:
+        if self._signal is not None and number != signal.SIGHUP:
             raise KeyboardInterrupt
+        if self._signal is not None:
+            return  # a closed terminal is told of by kernel and shell
         self._signal = number
         logger.warning(
             "stopping: finishing the phase in hand, then saving a checkpoint. "
             "Press Ctrl-C again to stop at once without one."
         )
+
+
+def stop_signals() -> list[signal.Signals]:
+    """What asks a run to stop; under nohup SIGHUP stays ignored."""
+    asked = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        asked.append(signal.SIGHUP)
+    return asked

@@ -26,11 +26,18 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-from unirl.runtime.interrupt import CONDITION_MET, INTERRUPTED, OUT_OF_TIME, TERMINATED
+from unirl.runtime.interrupt import (
+    CONDITION_MET,
+    HUNG_UP,
+    INTERRUPTED,
+    OUT_OF_TIME,
+    TERMINATED,
+    stop_signals,
+)
 
-TORCH_HANDLES = (signal.SIGHUP, signal.SIGQUIT)
-"""Torch hands these to the ranks and ends; a lost terminal would leave the ranks behind."""
-STOPPED = (INTERRUPTED, TERMINATED, OUT_OF_TIME, CONDITION_MET)
+TORCH_HANDLES = (signal.SIGQUIT,)
+"""Torch hands this to the ranks and ends."""
+STOPPED = (INTERRUPTED, TERMINATED, HUNG_UP, OUT_OF_TIME, CONDITION_MET)
 """Exit codes of ranks that were asked to stop, or found what stop_on says."""
 EXPLAINED = (1, 3, *STOPPED)
 """Exit codes of ranks that have said why."""
@@ -42,8 +49,8 @@ def launch(words: Sequence[str], num_devices: int, *, module: str = "unirl.train
     """Run `python -m module *words` as `num_devices` ranks; the exit code of the run.
 
     That is 0, or the code of the rank that failed first, or 1 where a signal killed that rank.
-    SIGINT or SIGTERM to this process is handed to the ranks once, and they may take their time; a
-    second one kills them. No rank outlives the call. Must run in the main thread.
+    SIGINT, SIGTERM or SIGHUP to this process is handed to the ranks once, and they may take their
+    time; a second one kills them. No rank outlives the call. Must run in the main thread.
 
     Sets OMP_NUM_THREADS=1 for the ranks, as torchrun does, unless it is set: as many threads as
     cores on each rank would slow all of them down.
@@ -68,7 +75,9 @@ def launch(words: Sequence[str], num_devices: int, *, module: str = "unirl.train
 
 
 class _Stop:
-    """Handler of SIGINT and SIGTERM: the first one asks the ranks to stop, the second kills."""
+    """Handler of SIGINT, SIGTERM and SIGHUP: the first asks the ranks to stop, the second kills.
+
+    Not a second SIGHUP: kernel and shell send one each."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -76,6 +85,8 @@ class _Stop:
         self.exit_code = INTERRUPTED
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.num_signals and number == signal.SIGHUP:
+            return
         self.num_signals += 1
         self.exit_code = 128 + number
         ranks = _running_ranks(self.run_id)
@@ -91,8 +102,8 @@ class _Stop:
 
 @contextmanager
 def _only_while_running(stop: _Stop) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM, and leave no rank behind, whatever happens."""
-    stopping = (signal.SIGINT, signal.SIGTERM)
+    """Handle what asks to stop, and leave no rank behind, whatever happens."""
+    stopping = stop_signals()
     previous = {number: signal.getsignal(number) for number in (*stopping, *TORCH_HANDLES)}
     for number in stopping:
         signal.signal(number, stop)
@@ -129,8 +140,7 @@ def _launch_config(num_devices: int, run_id: str, folder: str) -> LaunchConfig:
         redirects=dict.fromkeys(range(1, num_devices), Std.ERR),
         local_ranks_filter={0},  # no stdout of the others
     )
-    # Under nohup SIGHUP stays ignored.
-    ending = [number.name for number in TORCH_HANDLES if signal.getsignal(number) != signal.SIG_IGN]
+    ending = [number.name for number in TORCH_HANDLES]
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -173,7 +183,7 @@ def _report(rank: int, failure: ProcessFailure, folder: Path, stop: _Stop) -> in
     """Print what the ranks did not print themselves; the exit code."""
     if stop.num_signals > 1:
         return _interrupted(stop)
-    if stop.num_signals == 1 and -failure.exitcode in (signal.SIGINT, signal.SIGTERM):
+    if stop.num_signals == 1 and -failure.exitcode in stop_signals():
         return _interrupted(stop)  # it was still starting
     if failure.exitcode == INTERRUPTED and stop.num_signals:
         return stop.exit_code  # a rank that does not ask which signal ended it

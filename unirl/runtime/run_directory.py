@@ -18,15 +18,18 @@ from unirl.checkpoint.source import Source, checkpoint_directory, find_source, r
 from unirl.checkpoint.store import CheckpointStore
 from unirl.config.schema import AUTO, RunConfig
 from unirl.core.errors import ConfigError
+from unirl.core.types import MAIN_SUITE
 from unirl.tracking.evaluations import (
     changes_file,
     comparable_since,
     evaluation_steps,
     note_changes,
+    set_aside_damaged,
     set_aside_evaluations,
 )
 from unirl.tracking.files import replacing
-from unirl.tracking.jsonl import read_sound_rows, rewind
+from unirl.tracking.intervals import metric_prefix
+from unirl.tracking.jsonl import has_sound_lines, read_sound_rows, rewind
 from unirl.tracking.tracker import Row
 
 logger = logging.getLogger("unirl.runtime")
@@ -134,11 +137,14 @@ class RunDirectory:
 
         evaluation_changes: why later evaluations cannot be compared with earlier ones.
         """
+        changes = changes_file(self.path)
+        if changes.exists() and not has_sound_lines(changes):
+            evaluation_changes = (*evaluation_changes, f"{changes} is damaged")
         stands = self._evaluation_stands(rollout, evaluation_changes)
         first_evaluation = rollout + 1 if stands else rollout
         num_taken_back = rewind(self.metrics_file, rollout, first_evaluation)
         rewind(self.transitions_file, rollout)
-        rewind(changes_file(self.path), rollout)
+        rewind(changes, rollout)
         if num_taken_back:
             logger.info(
                 "what the run had logged beyond rollout %d, %d rows, is in %s.before-resume-%d",
@@ -150,6 +156,8 @@ class RunDirectory:
         self._tell_gaps(rollout)
         for path in set_aside_evaluations(self.path, rollout, first_evaluation):
             logger.debug("resuming at rollout %d: set aside %s", rollout, path)
+        for reason in set_aside_damaged(self.path, rollout, self._num_rewarded()):
+            logger.warning("%s It is moved aside.", reason)
         self._note_evaluation_changes(rollout, evaluation_changes)
         # Of what the run was before; the next one is written at the end.
         (self.path / "report.html").unlink(missing_ok=True)
@@ -163,6 +171,12 @@ class RunDirectory:
         rows = _rows(self.metrics_file)
         logged = any(row.kind == "eval" and row.rollout == rollout for row in rows)
         return logged and not changes and not self._config.evaluation_is_due(rollout)
+
+    def _num_rewarded(self) -> dict[int, float]:
+        """Samples of each evaluation's main suite that had a reward."""
+        name = f"{metric_prefix(MAIN_SUITE)}/num_samples"
+        rows = (row for row in _rows(self.metrics_file) if row.kind == "eval")
+        return {row.rollout: row.metrics[name] for row in rows if name in row.metrics}
 
     def _tell_gaps(self, rollout: int) -> None:
         """A file of rows that was cut, or edited, is no record of the run any more."""

@@ -62,15 +62,15 @@ class Activity:
             *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
             *(TextColumn(unit), TimeRemainingColumn(), _Phase(running or Running())),
         )
-        began, quarters = self._now(), 0
+        began, quarters, said = self._now(), 0, 0
         with self._live(*columns) as progress:
             task = progress.add_task(what, total=total)
 
             def show(num_done: float) -> None:
-                nonlocal quarters
+                nonlocal quarters, said
                 progress.update(task, completed=num_done)
-                if int(4 * num_done / total) > quarters:
-                    quarters = int(4 * num_done / total)
+                if int(4 * num_done / total) > quarters and int(num_done) > said:
+                    quarters, said = int(4 * num_done / total), int(num_done)
                     seconds = round((self._now() - began) * (total - num_done) / num_done)
                     left = f", {timedelta(seconds=seconds)} left" if seconds else ""
                     self._say(f"{what}: {int(num_done)} of {total} {unit}{left}")

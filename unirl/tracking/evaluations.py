@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from unirl.core.errors import UnirlError
 from unirl.core.types import MAIN_SUITE
 from unirl.tracking.files import output_errors, replacing
 
@@ -80,9 +81,20 @@ def image_file(run_dir: Path, suite: str, step: int, prompt: int) -> Path:
 
 
 def read_evaluation(path: Path) -> list[EvaluatedSample]:
-    """The samples of one file, in its order: by prompt, then by sample."""
-    with path.open(encoding="utf-8") as file:
-        return [EvaluatedSample(**json.loads(line)) for line in file]
+    """The samples of one file, in its order: by prompt, then by sample.
+
+    Raises UnirlError for a file that was cut, edited or emptied.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            samples = [EvaluatedSample(**json.loads(line)) for line in file]
+    except (ValueError, TypeError) as error:
+        raise UnirlError(f"{path} is damaged: {error}. Restore it, or move it away.") from error
+    group = sum(sample.prompt == 0 for sample in samples)
+    places = [(sample.prompt, sample.sample) for sample in samples]
+    if group == 0 or places != [(place // group, place % group) for place in range(len(samples))]:
+        raise UnirlError(f"{path} is damaged: it lacks samples. Restore it, or move it away.")
+    return samples
 
 
 def read_images(run_dir: Path, suite: str, step: int, count: int) -> NDArray[np.uint8]:
@@ -111,8 +123,10 @@ def changes_file(run_dir: Path) -> Path:
 def note_changes(run_dir: Path, rollout: int, changes: Sequence[str]) -> None:
     """From this rollout on evaluations are made otherwise: `key: old -> new` each."""
     path = changes_file(run_dir)
-    with output_errors(path), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"rollout": rollout, "changes": list(changes)}) + "\n")
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    line = json.dumps({"rollout": rollout, "changes": list(changes)}) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(before + line, encoding="utf-8")
 
 
 def comparable_since(run_dir: Path) -> int:
@@ -120,7 +134,7 @@ def comparable_since(run_dir: Path) -> int:
     path, since = changes_file(run_dir), 0
     lines = path.read_bytes().splitlines() if path.exists() else []
     for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # a line that a kill cut short
+        with suppress(ValueError, KeyError, TypeError):  # told when the run is taken up again
             since = max(since, int(json.loads(line)["rollout"]))
     return since
 
@@ -128,6 +142,26 @@ def comparable_since(run_dir: Path) -> int:
 def evaluated_suites(run_dir: Path, step: int) -> list[str]:
     """Suites that were evaluated at a step."""
     return [suite for _, suite, at in _evaluations(run_dir / "evaluations") if at == step]
+
+
+def set_aside_damaged(run_dir: Path, rollout: int, num_rewarded: Mapping[int, float]) -> list[str]:
+    """Move evaluations that cannot be read into `before-resume-<rollout>`; why, a sentence each.
+
+    num_rewarded: by step, how many samples of the main suite had a reward, as far as it is known.
+    """
+    folder, reasons = run_dir / "evaluations", []
+    for path, suite, step in list(_evaluations(folder)):
+        try:
+            samples = read_evaluation(path)
+        except UnirlError as error:
+            reasons.append(str(error))
+        else:
+            found = sum(sample.reward is not None for sample in samples)
+            if suite != MAIN_SUITE or found == num_rewarded.get(step, found):
+                continue
+            reasons.append(f"{path} is damaged: it lacks samples.")
+        _move_into(folder / f"before-resume-{rollout}", path)
+    return reasons
 
 
 def set_aside_evaluations(run_dir: Path, rollout: int, first: int) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unirl.core.errors import UnirlError
 
-_INSTEAD = "set output_dir to another folder"
+_INSTEAD = "name another folder (output_dir, or --output of a command)"
 
 
 @contextmanager

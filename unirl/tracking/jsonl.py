@@ -103,6 +103,12 @@ def rewind(path: Path, rollout: int, first_evaluation: int | None = None) -> int
     return len(moved)
 
 
+def has_sound_lines(path: Path) -> bool:
+    """Whether each line can be read and has a rollout."""
+    with path.open(encoding="utf-8", errors="surrogateescape") as file:
+        return all(line.endswith("\n") and _is_readable(line) for line in file)
+
+
 def _is_readable(line: str) -> bool:
     try:
         return "rollout" in json.loads(line)

@@ -16,7 +16,7 @@ from unirl.checkpoint.state import Format, TrainerState, read_trainer_state, res
 from unirl.checkpoint.store import CheckpointStore
 from unirl.checkpoint.together import save_together
 from unirl.config.schema import RunConfig
-from unirl.core.errors import ConfigError
+from unirl.core.errors import CheckpointError, ConfigError
 from unirl.distributed.ranks import Ranks
 from unirl.train.weights import TrainedWeights
 from unirl.trainer.comparable import evaluation_changes
@@ -69,7 +69,7 @@ class Checkpoints:
                 self._weights.load_weights(self._starting_weights())
             return 0
         state = self._ranks.together(lambda: read_trainer_state(source))
-        restore(source, self._weights, self._ranks)
+        self._load(source, state)
         self._tell_changes(state)
         self.evaluation_changes = evaluation_changes(state, self._config, self._identity)
         if state.progress:
@@ -78,6 +78,21 @@ class Checkpoints:
             logger.warning("the checkpoint knows no costs: progress/* counts from this resume on")
         logger.info("resumed from %s at rollout %d", source, state.rollouts_done)
         return state.rollouts_done
+
+    def _load(self, source: Path, state: TrainerState) -> None:
+        """Raises ConfigError where settings that shape the weights differ, as far as they do not
+        fit."""
+        try:
+            restore(source, self._weights, self._ranks)
+        except CheckpointError as error:
+            changed = changes(state.config, self._config.model_dump(mode="json")).others
+            shaping = [line for line in changed if line.startswith(("stack.lora", "model."))]
+            if not shaping:
+                raise
+            raise ConfigError(
+                f"load_dir: {source} has weights of other settings: {'; '.join(shaping)}. Set them "
+                "back, or leave load_dir out and set run_name for a new run."
+            ) from error
 
     def _tell_changes(self, state: TrainerState) -> None:
         config = self._config

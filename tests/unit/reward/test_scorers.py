@@ -117,6 +117,14 @@ def test_colour_counts_half_for_the_text_and_half_for_the_background(color_score
     assert 0.6 < score((205, 40, 35), WHITE) < 0.95
 
 
+def test_a_colour_that_is_not_known_is_named(color_scorer):
+    record = PromptRecord("0", "a sign", {"text_color": "mauve", "background": "white"})
+    with pytest.raises(
+        ValueError, match=r"'a sign' has metadata.text_color='mauve'; known are red"
+    ):
+        color_scorer.score(picture("374", RED, WHITE)[None], [record])
+
+
 def test_colour_names_the_metadata_it_needs():
     assert set(ColorScorer().required_metadata()) == {"text_color", "background"}
 

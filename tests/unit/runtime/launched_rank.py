@@ -36,7 +36,7 @@ def refuse() -> int:
 def stop_slowly() -> int:
     """Ends by itself when the test says that the work in hand is done."""
     signals: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: signals.append(number))
     mark("ready")
     while not signals:

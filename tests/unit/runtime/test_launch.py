@@ -44,7 +44,7 @@ def test_a_refused_configuration_is_printed_once() -> None:
     assert (output, errors) == ("", "error: set a\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_lets_ranks_finish(tmp_path: Path, number: signal.Signals) -> None:
     with launched(2, "stop_slowly", str(tmp_path)) as process:
         await_files(tmp_path, "ready", 2)

@@ -38,5 +38,10 @@ def _wanted(
     table: Mapping[str, Sequence[int]], field: str, records: Sequence[PromptRecord]
 ) -> Tensor:
     """[B, 3] float32 colours that the records name."""
+    for record in records:
+        name = record.metadata[field]
+        if name not in table:
+            known = ", ".join(table)
+            raise ValueError(f"{record.text!r} has metadata.{field}={name!r}; known are {known}")
     rows = [table[record.metadata[field]] for record in records]
     return torch.tensor(rows, dtype=torch.float32).view(-1, 3)
