@@ -80,8 +80,7 @@ class Checkpoints:
         return state.rollouts_done
 
     def _load(self, source: Path, state: TrainerState) -> None:
-        """Raises ConfigError where settings that shape the weights differ, as far as they do not
-        fit."""
+        """Raises ConfigError where they do not fit and settings of the weights differ."""
         try:
             restore(source, self._weights, self._ranks)
         except CheckpointError as error:
@@ -91,7 +90,7 @@ class Checkpoints:
                 raise
             raise ConfigError(
                 f"load_dir: {source} has weights of other settings: {'; '.join(shaping)}. Set them "
-                "back, or leave load_dir out and set run_name for a new run."
+                f"back, or leave load_dir out and set run_name for a new run.\nIn full: {error}"
             ) from error
 
     def _tell_changes(self, state: TrainerState) -> None:
