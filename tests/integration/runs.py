@@ -174,6 +174,13 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.01)
 
 
+def wait_for_rows(directory: Path, process: subprocess.Popen[str]) -> Path:
+    """The run's metrics.jsonl, once there is something in it."""
+    metrics = directory / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    return metrics
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

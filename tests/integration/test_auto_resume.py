@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import Run, assert_same_state, contents, read_json_lines, start, train, wait_until
+from runs import Run, assert_same_state, contents, read_json_lines, start, train, wait_for_rows
 
 from unirl.report.outcome import outcome_of
 from unirl.report.reading import read_run
@@ -53,6 +54,15 @@ def test_what_a_kill_at_the_very_end_left_out_is_written_by_the_next_start(tmp_p
     assert again.numbers() == numbers
 
 
+def test_a_complete_run_of_which_only_the_checkpoints_are_left_is_complete(tmp_path: Path) -> None:
+    kept = f"save_dir={tmp_path / 'kept'}"
+    run = train(tmp_path / "run", *AUTO, kept)
+    shutil.rmtree(run.directory)
+    again = train(run.directory, *AUTO, kept)
+    assert again.exit_code == 0, again.errors
+    assert "is complete: 4 rollouts are done" in again.output
+
+
 def test_auto_passes_over_a_damaged_checkpoint_and_says_why(whole: Run, tmp_path: Path) -> None:
     run = train(tmp_path / "run", *AUTO)
     weights = run.checkpoint(4) / "weights.safetensors"
@@ -88,8 +98,7 @@ def test_an_outage_of_the_reward_saves_what_is_trained(tmp_path: Path) -> None:
 def test_a_killed_run_is_told_as_one(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     process = start(directory, "num_rollouts=3000", "doctor=false")
-    metrics = directory / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    wait_for_rows(directory, process)
     process.kill()
     process.communicate()
     assert outcome_of(read_run(directory)).state == "killed"
@@ -99,8 +108,7 @@ def test_sigterm_within_a_window_ends_after_the_phase_and_loses_nothing(tmp_path
     directory = tmp_path / "run"
     settings = ("accumulate_rollouts=3", "load_dir=auto", "doctor=false")
     process = start(directory, *settings, "num_rollouts=3000")
-    metrics = directory / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    wait_for_rows(directory, process)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors

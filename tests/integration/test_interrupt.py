@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from runs import assert_same_state, read_json_lines, start, train, wait_until
+from runs import assert_same_state, read_json_lines, start, train, wait_for_rows, wait_until
 
 from unirl.report.numbers import plural
 from unirl.report.outcome import outcome_of
@@ -19,8 +19,7 @@ LONG_ROLLOUTS = ("batch_size=500", "sampling.samples_per_prompt=8", "rollout.for
 def test_ctrl_c_ends_with_a_checkpoint_that_resumes_exactly(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     process = start(directory, ENDLESS)
-    metrics = directory / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    metrics = wait_for_rows(directory, process)
 
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
@@ -87,8 +86,7 @@ def log_has(directory: Path, text: str) -> bool:
 def test_a_closed_terminal_ends_with_a_checkpoint_and_nohup_goes_on(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     process = start(directory, ENDLESS)
-    metrics = directory / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    wait_for_rows(directory, process)
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGHUP)  # of the kernel and of the shell
     _, errors = process.communicate(timeout=60)
@@ -101,8 +99,7 @@ def test_a_closed_terminal_ends_with_a_checkpoint_and_nohup_goes_on(tmp_path: Pa
         process = start(tmp_path / "nohup", ENDLESS)
     finally:
         signal.signal(signal.SIGHUP, before)
-    metrics = tmp_path / "nohup" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    metrics = wait_for_rows(tmp_path / "nohup", process)
     process.send_signal(signal.SIGHUP)
     size = metrics.stat().st_size
     wait_until(lambda: metrics.stat().st_size > size, process)

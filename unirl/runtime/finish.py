@@ -62,11 +62,14 @@ def finish_complete(
 ) -> TrainResult:
     """Of a run that has nothing left to train; writes what a kill at its very end left out."""
     logger.info("%s is complete: %d rollouts are done", directory.path, rollouts_done)
-    moved = EvaluationArchive(directory.path, config).divergences(rollouts_done)
-    is_hacked = "hacking" in config.stop_on and any(one.is_alarm for one in moved)
+    archive = EvaluationArchive(directory.path, config)
+    is_hacked = "hacking" in config.stop_on and any(
+        moved.is_alarm for moved in archive.divergences(rollouts_done)
+    )
     ended_by = "hacking" if is_hacked else None
     result = TrainResult(rollouts_done, config.num_rollouts, interrupted=False, ended_by=ended_by)
-    if not has_finished(directory.path):
+    # Without rows only the checkpoints are left, in a save_dir of their own.
+    if directory.metrics_file.exists() and not has_finished(directory.path):
         sessions = SessionLog(directory.path)
         sessions.begin(rollouts_done)
         finish(directory, result, stop, sessions, console)

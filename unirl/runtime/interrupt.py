@@ -74,15 +74,14 @@ class GracefulStop:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None and number != signal.SIGHUP:
+        if self._signal is None:
+            self._signal = number
+            logger.warning(
+                "stopping: finishing the phase in hand, then saving a checkpoint. "
+                "Press Ctrl-C again to stop at once without one."
+            )
+        elif number != signal.SIGHUP:  # of a closed terminal kernel and shell send one each
             raise KeyboardInterrupt
-        if self._signal is not None:
-            return  # a closed terminal is told of by kernel and shell
-        self._signal = number
-        logger.warning(
-            "stopping: finishing the phase in hand, then saving a checkpoint. "
-            "Press Ctrl-C again to stop at once without one."
-        )
 
 
 def stop_signals() -> list[signal.Signals]:

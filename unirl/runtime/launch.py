@@ -35,7 +35,7 @@ from unirl.runtime.interrupt import (
     stop_signals,
 )
 
-TORCH_HANDLES = (signal.SIGQUIT,)
+TORCH_HANDLES = signal.SIGQUIT
 """Torch hands this to the ranks and ends."""
 STOPPED = (INTERRUPTED, TERMINATED, HUNG_UP, OUT_OF_TIME, CONDITION_MET)
 """Exit codes of ranks that were asked to stop, or found what stop_on says."""
@@ -104,7 +104,7 @@ class _Stop:
 def _only_while_running(stop: _Stop) -> Iterator[None]:
     """Handle what asks to stop, and leave no rank behind, whatever happens."""
     stopping = stop_signals()
-    previous = {number: signal.getsignal(number) for number in (*stopping, *TORCH_HANDLES)}
+    previous = {number: signal.getsignal(number) for number in (*stopping, TORCH_HANDLES)}
     for number in stopping:
         signal.signal(number, stop)
     try:
@@ -140,7 +140,6 @@ def _launch_config(num_devices: int, run_id: str, folder: str) -> LaunchConfig:
         redirects=dict.fromkeys(range(1, num_devices), Std.ERR),
         local_ranks_filter={0},  # no stdout of the others
     )
-    ending = [number.name for number in TORCH_HANDLES]
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -152,7 +151,7 @@ def _launch_config(num_devices: int, run_id: str, folder: str) -> LaunchConfig:
         local_addr="localhost",  # no look-up of this machine's name, which may not resolve
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle=",".join(ending),
+        signals_to_handle=TORCH_HANDLES.name,
     )
 
 
